@@ -24,6 +24,7 @@
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
 #   make spark-test                 the sink on Spark 4.0 and 4.3, real brokers; about half an hour
+#   make spark-model                2000 seeds of the sink's protocol among operators (SEEDS=a-b)
 #   make spark-campaign             random kills in streams, for each guarantee (KILLS=…)
 #   make spark-demo                 flights through Spark, batch and stream, killed and audited
 #   make bench-spark                Spark sinks beside each other on Spark 4.0.0
@@ -39,7 +40,7 @@ PROSE  := aiokprod benchmarks docs examples tests .ci $(wildcard *.md *.py) Make
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint unit matrices bench integration supply release-checks kerberos reauth \
-    simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-campaign spark-demo bench-spark \
+    simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-model spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
 help:
@@ -114,7 +115,7 @@ release-checks: $(VENV)/.test
 	$(PY) -m pytest tests/integration
 	$(MAKE) simulate detection differential mutants in-flight fuzz interrupts sanitize -j 1
 	$(MAKE) transactions chaos soak -j 1
-	$(MAKE) spark-test spark-campaign -j 1
+	$(MAKE) spark-test spark-model spark-campaign -j 1
 	$(PY) .ci/check_dist.py
 	$(PY) .ci/audit.py --strict
 
@@ -213,6 +214,11 @@ spark-test: $(SPARKS:%=$(SPARK)%/.ready)
 	set -e; for version in $(SPARKS); do \
 	    $(SPARK)$$version/bin/python -m pytest tests/spark; \
 	    $(SPARK)$$version/bin/python -m pytest tests/spark/integration; done
+
+# The sink's protocol in virtual time, see RELIABILITY.md; then four defects, each put back.
+spark-model: $(VENV)/.test
+	$(PY) -m tests.spark.model --seeds $(SEEDS)
+	$(PY) -m tests.spark.model --detect
 
 spark-campaign: $(SPARK)4.3/.ready
 	$(SPARK)4.3/bin/python -m tests.spark.kills --kills 100

@@ -64,6 +64,7 @@ class Prepared(TaskReport):
         skipped: an earlier attempt at this batch was committed, so this one sent nothing.
         marked_rows, marked_hash: rows and hash of the committed attempt, if skipped.
         marked: topics that hold the task's marker, as many as fit into a message.
+        unmarked: before this attempt, Kafka had no marker of the task, not even of another batch.
     """
 
     transactional_id: str = ""
@@ -75,6 +76,7 @@ class Prepared(TaskReport):
     marked_rows: int = 0
     marked_hash: int = 0
     marked: tuple[str, ...] = ()
+    unmarked: bool = False
 
 
 def trimmed_topics(topics: Iterable[str]) -> tuple[str, ...]:

@@ -205,7 +205,11 @@ class TransactionEnder:
 
         async def make() -> Producer[Any, Any]:
             producer: Producer[Any, Any] = Producer(config)
-            await producer.start()  # fences other drivers and aborts their transactions
+            try:
+                await producer.start()  # fences other drivers and aborts their transactions
+            except BaseException:
+                await producer.close(0)
+                raise
             return producer
 
         key = ("decisions", group, self._options.kafka)
@@ -264,7 +268,10 @@ class TransactionEnder:
             _check_replay(before, now, tasks)
             return before
         if before is not None and before.batch_id == now.batch_id:
-            await _check_dropped(client, sid, before, now, deadline)
+            unmarked = await _check_dropped(client, sid, before, now, deadline)
+            unmarked |= {task.partition for task in tasks if task.unmarked}
+            if now.batch_id > 0 and any(index < before.tasks for index in unmarked):
+                self._maybe_expired(now, unmarked)
             now = replace(now, version=before.version + 1)
         topics = {topic for task in tasks for topic in task.marked}
         if topics:  # every topic with a marker has the decision too
@@ -290,6 +297,21 @@ class TransactionEnder:
             "records of what was committed are gone, and if its last run ended in the middle of "
             "a batch, rows of that may be there twice"
         )
+        self._missing(text)
+
+    def _maybe_expired(self, now: Marker, unmarked: set[int]) -> None:
+        """Called if an earlier attempt at the batch was decided, and Kafka has no marker of some of
+        its tasks. Markers are older than the decision, so they expire before it."""
+        self._missing(
+            f"aiokprod: an earlier attempt at batch {now.batch_id} was recorded, but Kafka has no "
+            f"marker of task {min(unmarked)}. That is as it should be if the task had no rows "
+            "until then. If this query stood still for about offsets.retention.minutes of the "
+            "brokers, or a topic was deleted, the marker is gone, and if the earlier attempt was "
+            "committed in part, rows of it may be there twice"
+        )
+
+    def _missing(self, text: str) -> None:
+        """Warn or fail because information about earlier commits is missing."""
         if self._options.missing_markers == FAIL:
             raise NonDeterministicReplay(
                 f"{text}. Nothing of this attempt was committed. If that is not so, set "
@@ -416,17 +438,21 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
 
 async def _check_dropped(
     client: ClusterClient, sid: str, before: Marker, now: Marker, deadline: float
-) -> None:
+) -> set[int]:
     """Raises if an earlier attempt at this batch committed a task that this attempt does not have,
-    because the rows of that task are in other tasks now."""
+    because the rows of that task are in other tasks now. Returns those without any marker."""
+    unmarked = set()
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
         await fence_transaction(
             client, dropped, deadline
         )  # otherwise it could still be committed later
         marker = await read_marker(client, dropped, deadline)
-        if marker is not None and marker.batch_id == now.batch_id:
+        if marker is None:
+            unmarked.add(index)
+        elif marker.batch_id == now.batch_id:
             raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
+    return unmarked
 
 
 def _differs(now: Marker, how: str) -> NonDeterministicReplay:

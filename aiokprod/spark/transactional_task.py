@@ -119,7 +119,7 @@ class _Run:
                 return await self._skip(marker)
             if marker is not None and ours is not None and marker.batch_id > ours:
                 raise KafkaError(rolled_back(marker.batch_id, ours))
-            return await self._send(producer)
+            return await self._send(producer, unmarked=marker is None)
         finally:
             with contextlib.suppress(Exception):
                 await producer.close(10.0)  # aborts, unless prepared
@@ -155,7 +155,7 @@ class _Run:
             marked_hash=marker.row_hash,
         )  # fmt: skip
 
-    async def _send(self, producer: Producer[Any, Any]) -> Prepared:
+    async def _send(self, producer: Producer[Any, Any], *, unmarked: bool) -> Prepared:
         await producer.begin_transaction()
         begun = self._thread.loop.time()
         sender = TaskSender(
@@ -188,6 +188,7 @@ class _Run:
             second_protocol=second,
             row_hash=self._hash % 2**64,
             marked=marked,
+            unmarked=unmarked,
         )  # fmt: skip
 
     def _why_ended(self, error: BaseException, seconds: float) -> str | None:

@@ -1,8 +1,8 @@
 """The sink's transactions without Spark and sockets: tasks and drivers on a fake cluster.
 
-`SparkCluster` is a `FakeCluster` that also answers what only the sink asks for: committed offsets
-with their metadata, and the states of transactions. `Query` plays Spark: it runs the attempts of
-tasks, the commit and the abort of a batch, in virtual time.
+`SparkCluster` is a `FakeCluster` with short cuts to the state of its transactions and offsets.
+`Query` plays Spark: it runs the attempts of tasks, the commit and the abort of a batch, in virtual
+time.
 """
 
 from __future__ import annotations
@@ -18,23 +18,10 @@ import pytest
 
 from aiokprod._client.cluster_client import ClusterClient
 from aiokprod._wire.message import Message
-from aiokprod._wire.messages.describe_transactions import (
-    DescribeTransactionsResponse,
-    TransactionState,
-)
-from aiokprod._wire.messages.list_transactions import (
-    ListTransactionsResponse,
-)
-from aiokprod._wire.messages.list_transactions import TransactionState as Listed
 from aiokprod._wire.messages.offset_fetch import (
     OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic,
-    OffsetFetchResponseTopics,
 )
-from aiokprod.errors import Code
 from aiokprod.producer import Producer
 from aiokprod.spark import driver_commit, tasks, transactional_task
 from aiokprod.spark.commit_messages import Prepared, TaskReport
@@ -44,7 +31,7 @@ from aiokprod.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, SinkOptions
 from aiokprod.spark.worker_loop import LoopThread
 from aiokprod.testing import virtual
 from aiokprod.testing.fake_cluster import FakeCluster
-from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
+from aiokprod.testing.fake_cluster.apis.offset_fetch import response
 from aiokprod.testing.fake_cluster.control import Reaction, Script, answer
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.fake_cluster.transactions import Phase
@@ -52,22 +39,10 @@ from aiokprod.testing.fake_cluster.transactions import Phase
 PRODUCE, FIND_COORDINATOR, OFFSET_FETCH, END_TXN, TXN_OFFSET_COMMIT = 0, 10, 9, 26, 28
 INIT_PRODUCER_ID = 22
 DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 65, 66
-GROUPS_FROM = 8
-"""OffsetFetch has groups since this version (KIP-709)."""
-GROUP_CODE_FROM = 2
-"""OffsetFetch has an error code of the group since this version (KIP-88)."""
-FIRST_WITH_STATES = "3.0"
-"""The first release with DescribeTransactions and ListTransactions (KIP-664)."""
-
-
-class _Offset(int):
-    """A committed offset that keeps its metadata on its way through the model."""
-
-    metadata: str | None = None
 
 
 class _Served(Script):
-    """Serves the APIs that only the sink uses, unless a rule of the test applies."""
+    """Serves the APIs that a test adds, unless a rule of the test applies."""
 
     def __init__(self, cluster: SparkCluster) -> None:
         super().__init__()
@@ -85,34 +60,30 @@ class _Served(Script):
 
 
 class SparkCluster(FakeCluster):
-    """A cluster with offsets' metadata, OffsetFetch, DescribeTransactions, ListTransactions.
+    """A cluster that tests look into.
 
     Attributes:
-        order: turns round the order of topics in the answers to OffsetFetch if -1.
+        order: -1 reverses the order of topics in the responses to OffsetFetch.
+        serving: APIs that a test adds, with the function that answers them.
     """
 
     def __init__(self, brokers: int = 3, *, version_profile: str = "4.3") -> None:
         super().__init__(brokers, version_profile=version_profile)
         self.order = 1
         self.script = _Served(self)
-        self.serving: dict[int, Callable[[Request], Message | Reaction | None]] = {
-            TXN_OFFSET_COMMIT: self._remember,
-            OFFSET_FETCH: self._offsets,
-            DESCRIBE_TRANSACTIONS: self._describe,
-            LIST_TRANSACTIONS: self._list,
-        }
-        for broker in self.brokers.values():
-            ranges = broker.profile.ranges | {OFFSET_FETCH: (1, 9)}
-            if float(version_profile) >= float(FIRST_WITH_STATES):
-                ranges |= {DESCRIBE_TRANSACTIONS: (0, 0), LIST_TRANSACTIONS: (0, 2)}
-            broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
+        self.serving: dict[int, Callable[[Request], Message | Reaction | None]] = {}
+        self.answer_filters.append(self._in_order)
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic, and with it the offsets that groups committed for it."""
-        super().delete_topic(name)
-        for offsets in self.transactions.committed_offsets.values():
-            for where in [where for where in offsets if where[0] == name]:
-                del offsets[where]
+    def _in_order(self, request: Request, message: Any) -> Message:
+        if request.api_key == OFFSET_FETCH and self.order < 0:
+            message = dataclasses.replace(
+                message,
+                topics=message.topics[::-1],
+                groups=[
+                    dataclasses.replace(one, topics=one.topics[::-1]) for one in message.groups
+                ],
+            )
+        return message  # type: ignore[no-any-return]
 
     def time_out(self, transactional_id: str) -> None:
         """The coordinator aborts a transaction because of its timeout."""
@@ -134,110 +105,20 @@ class SparkCluster(FakeCluster):
             for value in self.committed_values(topic, partition)
         )
 
-    def _remember(self, request: Request) -> None:
-        for topic in request.body.topics:
-            for partition in topic.partitions:
-                offset = _Offset(partition.committed_offset)
-                offset.metadata = partition.committed_metadata
-                object.__setattr__(partition, "committed_offset", offset)
-
-    def _offsets(self, request: Request) -> Message:
-        if request.version < GROUPS_FROM:
-            group, wanted = request.body.group_id, request.body.topics
-        else:
-            (asked,) = request.body.groups
-            group, wanted = asked.group_id, asked.topics
-        assert wanted is None, "all topics, whatever they are"
-        code = int(refusal(self.brokers[request.broker_id], group))
-        pending = {
-            where
-            for entry in self.transactions.ids.values()
-            for where in entry.offsets.get(group, ())
-        }
-        committed = self.transactions.committed_offsets.get(group, {})
-        found: dict[str, OffsetFetchResponsePartitions] = {}
-        for where in [] if code else sorted(pending | committed.keys())[:: self.order]:
-            offset = committed.get(where, _Offset(-1))
-            unstable = request.body.require_stable and where in pending
-            found[where[0]] = OffsetFetchResponsePartitions(
-                partition_index=where[1],
-                committed_offset=-1 if unstable else int(offset),
-                metadata=getattr(offset, "metadata", None),
-                error_code=int(Code.UNSTABLE_OFFSET_COMMIT) if unstable else 0,
-            )
-        return offsets_answer(group, found, code=code, version=request.version)
-
-    def _describe(self, request: Request) -> Message:
-        states = [self._state(request, name) for name in request.body.transactional_ids]
-        return DescribeTransactionsResponse(transaction_states=states)
-
-    def _state(self, request: Request, name: str) -> TransactionState:
-        code = int(refusal(self.brokers[request.broker_id], name))
-        entry = self.transactions.ids.get(name)
-        if code == 0 and entry is None:
-            code = int(Code.TRANSACTIONAL_ID_NOT_FOUND)
-        if code or entry is None:
-            phase, producer_id, epoch, timeout_ms = "", -1, -1, 0
-        else:
-            phase, timeout_ms = entry.phase.value, entry.timeout_ms
-            producer_id, epoch = entry.producer_id, entry.epoch
-        return TransactionState(
-            error_code=code,
-            transactional_id=name,
-            transaction_state=phase,
-            transaction_timeout_ms=timeout_ms,
-            transaction_start_time_ms=-1,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            topics=[],
-        )
-
-    def _list(self, request: Request) -> Message:
-        broker = self.brokers[request.broker_id]
-        listed = [
-            Listed(
-                transactional_id=entry.name,
-                producer_id=entry.producer_id,
-                transaction_state=entry.phase.value,
-            )
-            for entry in self.transactions.ids.values()
-            if not refusal(broker, entry.name) and entry.phase.value in request.body.state_filters
-        ]
-        return ListTransactionsResponse(
-            error_code=0, unknown_state_filters=[], transaction_states=listed
-        )
-
 
 def offsets_answer(
     group: str,
     partitions: Mapping[str, OffsetFetchResponsePartitions],
     *,
     code: int = 0,
-    version: int = GROUPS_FROM,
+    version: int,
 ) -> OffsetFetchResponse:
     """OffsetFetch with one partition of each topic."""
-    if version >= GROUPS_FROM:
-        topics = [
-            OffsetFetchResponseTopics(name=name, partitions=[one])
-            for name, one in partitions.items()
-        ]
-        answered = OffsetFetchResponseGroup(group_id=group, topics=topics, error_code=code)
-        return OffsetFetchResponse(groups=[answered])
-    flat = [
-        OffsetFetchResponseTopic(
-            name=name,
-            partitions=[
-                OffsetFetchResponsePartition(
-                    partition_index=one.partition_index,
-                    committed_offset=one.committed_offset,
-                    metadata=one.metadata,
-                    error_code=one.error_code or (code if version < GROUP_CODE_FROM else 0),
-                )
-            ],
-        )
+    entries = [
+        (name, one.partition_index, one.committed_offset, one.metadata, one.error_code)
         for name, one in partitions.items()
     ]
-    return OffsetFetchResponse(topics=flat, error_code=code if version >= GROUP_CODE_FROM else 0)
+    return response([(group, entries, code)], version)
 
 
 class _Loop(LoopThread):

@@ -15,7 +15,8 @@ from aiokprod.errors import Code, KafkaError, KafkaTimeout
 from aiokprod.spark.markers import Marker, UnstableMarker, is_task_id, marked_topics, read_marker
 from aiokprod.testing.fake_cluster.control import Reaction, answer
 from aiokprod.testing.fake_cluster.framing import Request
-from tests.spark.cluster import OFFSET_FETCH, SparkCluster, _Offset, offsets_answer
+from aiokprod.testing.fake_cluster.transactions import CommittedOffset
+from tests.spark.cluster import OFFSET_FETCH, SparkCluster, offsets_answer
 from tests.virtual_time import in_virtual_time
 
 GROUP = "p.q.0"
@@ -43,8 +44,7 @@ class World:
     def commit(self, topic: str, marker: Marker, *, offset: int | None = None) -> None:
         """What a committed transaction has left."""
         (found,) = marker.offsets([topic]).values()
-        kept = _Offset(found.offset if offset is None else offset)
-        kept.metadata = found.metadata
+        kept = CommittedOffset(found.offset if offset is None else offset, found.metadata)
         offsets = self.cluster.transactions.committed_offsets.setdefault(GROUP, {})
         offsets[topic, 0] = kept
 
@@ -103,7 +103,7 @@ async def test_newest_batch_and_of_it_the_highest_version_is_the_marker() -> Non
 async def test_offset_of_another_writer_is_refused(case: str | None) -> None:
     async with World() as harness:
         harness.commit("t", Marker(3, 1, 1, 1))
-        harness.cluster.transactions.committed_offsets[GROUP]["t", 0].metadata = case  # type: ignore[attr-defined]
+        harness.cluster.transactions.committed_offsets[GROUP]["t", 0].metadata = case
         with pytest.raises(KafkaError, match="an offset that this sink did not write"):
             await harness.read()
 

@@ -19,7 +19,7 @@ from aiokprod._wire.messages.describe_transactions import (
     TransactionState,
 )
 from aiokprod._wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
-from aiokprod.errors import Code
+from aiokprod.errors import Code, KafkaTimeout
 from aiokprod.spark import tasks, transactional_task
 from aiokprod.spark.commit_messages import TaskReport
 from aiokprod.spark.context import Task
@@ -800,6 +800,96 @@ def test_replay_after_deletion_of_the_topic_of_a_committed_task_writes_only_its_
         replayed = await query.run(0, parts)
         assert [message.skipped for message in replayed] == [False, True, False]
         assert cluster.committed("a", "b") == values(0, 1, 2)
+        await ended(query)
+
+    run(body)
+
+
+# -- markers that expired -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tasks", [2, 1])
+@pytest.mark.parametrize("missing", ["fail", "warn"])
+def test_markers_that_expired_before_their_decision_are_reported(
+    missing: str, tasks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are older: a task commits its marker before the driver decides. The committed task may
+    be one that the replay does not have."""
+    retention_s = 3600.0
+    numbers = ([11], [10]) if tasks == 2 else ([10, 11],)
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, missingMarkers=missing)
+        await query.run(0, [rows(0), rows(1)])
+        messages = await query.tasks(1, [rows(11), rows(10)])
+        await asyncio.sleep(5.0)
+        await query.crash(messages[::-1], 1, ended=1)
+        assert cluster.committed("t") == values(0, 1, 10)
+        await asyncio.sleep(retention_s - 2.0)
+        assert cluster.transactions.expire_offsets(retention_s) == 2
+        assert await decision(query) == (1, 2, 2)
+        replay = query.run(1, [rows(*part) for part in numbers])
+        if missing == "fail":
+            with pytest.raises(NonDeterministicReplay, match="Kafka has no marker of task 0"):
+                await replay
+            assert cluster.committed("t") == values(0, 1, 10)
+        else:
+            await replay
+            assert cluster.committed("t") == values(0, 1, 10, 10, 11)
+        await ended(query)
+
+    run(body)
+    told = [record.getMessage() for record in caplog.records if "no marker of" in record.message]
+    assert len(told) == (missing == "warn")
+
+
+def test_replay_of_a_batch_of_which_nothing_was_committed_misses_no_marker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decided, then the driver died; the markers of the batch before are there."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, missingMarkers="fail")
+        await query.crash(await query.tasks(0, [rows(0), rows(1)]), 0, ended=0)
+        await query.run(0, [rows(0), rows(1)])
+        await query.crash(await query.tasks(1, [rows(2), rows(3)]), 1, ended=0)
+        await query.run(1, [rows(2, 3)])
+        assert cluster.committed("t") == values(0, 1, 2, 3)
+        await ended(query)
+
+    run(body)
+    assert not [record for record in caplog.records if "no marker of" in record.getMessage()]
+
+
+# -- a driver that cannot start -------------------------------------------------------------------
+
+
+def test_producer_of_decisions_that_cannot_start_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise it would fence the one of the next attempt later; `run` finds what is left."""
+
+    async def body() -> None:
+        cluster = SparkCluster()
+        query = Query(monkeypatch, cluster, **{"kafka.max.block.ms": "3000"})
+        messages = await query.tasks(0, [rows(0)])
+
+        def driver(request: Request) -> Reaction | None:
+            ours = request.body.transactional_id == "p.q.driver"
+            return Reaction(process=False, silent=True, close=True) if ours else None
+
+        unhold = cluster.control(INIT_PRODUCER_ID, driver)
+        with pytest.raises(KafkaTimeout):
+            await query.commit(messages, 0)
+        unhold()
+        await query.abort(messages, 0)
+        started = cluster.count(INIT_PRODUCER_ID)
+        await asyncio.sleep(30.0)
+        assert cluster.count(INIT_PRODUCER_ID) == started
+        await query.run(0, [rows(0)])
+        assert cluster.committed("t") == values(0)
         await ended(query)
 
     run(body)

@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 
 from aiokprod._wire.messages.api_versions import ApiVersionsRequest
+from aiokprod._wire.messages.describe_transactions import DescribeTransactionsRequest
 from aiokprod._wire.messages.find_coordinator import FindCoordinatorRequest
 from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
+from aiokprod._wire.messages.list_transactions import ListTransactionsRequest
 from aiokprod._wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from aiokprod._wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from aiokprod._wire.messages.produce import PartitionProduceResponse
+from aiokprod._wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from aiokprod.errors import Code, DialError
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster, TopicConfig
@@ -353,6 +365,138 @@ async def test_scripted_produce_errors_come_in_order(cluster: FakeCluster) -> No
 
 
 # -- other APIs ---------------------------------------------------------------------------------
+
+
+async def committed_offset(cluster: FakeCluster, client: RawClient, where: tuple[str, int]) -> None:
+    """A transaction of "x" that commits offset 7 of group "g", with metadata."""
+    code, producer_id, epoch = cluster.transactions.init("x", 10_000, -1, -1)
+    assert code == Code.NONE
+    cluster.transactions.add("x", set(), "g")
+    partition = TxnOffsetCommitRequestPartition(
+        partition_index=where[1], committed_offset=7, committed_metadata="note"
+    )
+    response = await client.ask(
+        TxnOffsetCommitRequest(
+            transactional_id="x", group_id="g", producer_id=producer_id, producer_epoch=epoch,
+            topics=[TxnOffsetCommitRequestTopic(name=where[0], partitions=[partition])],
+        ),
+        3,
+    )  # fmt: skip
+    assert response.topics[0].partitions[0].error_code == Code.NONE
+
+
+async def offsets(client: RawClient, version: int, *, stable: bool = False) -> Any:
+    """The answer to OffsetFetch: (topic, partition, offset, metadata, code) of group "g"."""
+    more: dict[str, Any] = {"require_stable": stable} if version >= 7 else {}
+    if version >= 8:
+        group = OffsetFetchRequestGroup(group_id="g", topics=None)
+        body = (await client.ask(OffsetFetchRequest(groups=[group], **more), version)).groups[0]
+    else:
+        body = await client.ask(OffsetFetchRequest(group_id="g", topics=None, **more), version)
+    assert body.error_code == Code.NONE
+    return [
+        (topic.name, one.partition_index, one.committed_offset, one.metadata, one.error_code)
+        for topic in body.topics
+        for one in topic.partitions
+    ]
+
+
+@pytest.mark.parametrize("version", [2, 7, 9])
+def test_offset_fetch_returns_what_transactions_committed(version: int) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(1)
+        cluster.create_topic("t", 2)
+        client = await RawClient.connect(cluster)
+        assert await offsets(client, version) == []
+        await committed_offset(cluster, client, ("t", 1))
+        assert await offsets(client, version) == []
+        if version >= 7:
+            unstable = int(Code.UNSTABLE_OFFSET_COMMIT)
+            found = await offsets(client, version, stable=True)
+            assert found == [("t", 1, -1, None, unstable)]
+        cluster.transactions.end("x", 0, commit=True, tv2=False)
+        assert await offsets(client, version, stable=True) == [("t", 1, 7, "note", 0)]
+        wanted = OffsetFetchRequestTopics(name="t", partition_indexes=[0, 1])
+        group = OffsetFetchRequestGroup(group_id="g", topics=[wanted])
+        (named,) = (await client.ask(OffsetFetchRequest(groups=[group]), 8)).groups
+        assert [one.committed_offset for one in named.topics[0].partitions] == [-1, 7]
+        cluster.delete_topic("t")
+        assert await offsets(client, version) == []
+        await client.close()
+
+    run(main)
+
+
+def test_offsets_expire_unless_a_transaction_replaces_them() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(1)
+        cluster.create_topic("t", 2)
+        client = await RawClient.connect(cluster)
+        await committed_offset(cluster, client, ("t", 0))
+        cluster.transactions.end("x", 0, commit=True, tv2=False)
+        await asyncio.sleep(60.0)
+        assert cluster.transactions.expire_offsets(61.0) == 0
+        await committed_offset(cluster, client, ("t", 0))
+        assert cluster.transactions.expire_offsets(59.0) == 0, "a transaction is open"
+        cluster.transactions.end("x", 1, commit=False, tv2=False)
+        assert cluster.transactions.expire_offsets(59.0) == 1
+        assert await offsets(client, 9) == []
+        await client.close()
+
+    run(main)
+
+
+def test_transactions_are_described_and_listed_by_their_coordinator() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(2)
+        cluster.create_topic("t", 1)
+        cluster.coordinator_ids = (1,)
+        cluster.transactions.init("x", 10_000, -1, -1)
+        cluster.transactions.init("y", 10_000, -1, -1)
+        cluster.transactions.add("x", {("t", 0)})
+        first, second = [await RawClient.connect(cluster, broker) for broker in (1, 2)]
+        request = DescribeTransactionsRequest(transactional_ids=["x", "y", "z"])
+        states = (await first.ask(request, 0)).transaction_states
+        assert [(one.transactional_id, one.transaction_state) for one in states] == [
+            ("x", "Ongoing"), ("y", "Empty"), ("z", ""),
+        ]  # fmt: skip
+        assert (states[0].producer_id, states[0].producer_epoch) == (0, 0)
+        assert states[0].transaction_timeout_ms == 10_000
+        assert [(one.topic, list(one.partitions)) for one in states[0].topics] == [("t", [0])]
+        codes = [one.error_code for one in states]
+        assert codes == [0, 0, Code.TRANSACTIONAL_ID_NOT_FOUND]
+        states = (await second.ask(request, 0)).transaction_states
+        assert {one.error_code for one in states} == {Code.NOT_COORDINATOR}
+        for filters, names in (["Ongoing"], ["x"]), ([], ["x", "y"]):
+            listed = await first.ask(ListTransactionsRequest(state_filters=filters), 0)
+            assert [one.transactional_id for one in listed.transaction_states] == names
+        listed = await second.ask(ListTransactionsRequest(state_filters=[]), 0)
+        assert not listed.transaction_states
+        await first.close()
+        await second.close()
+
+    run(main)
+
+
+def test_offsets_and_states_are_refused_with_a_scripted_code() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(1)
+        client = await RawClient.connect(cluster)
+        loading = Code.COORDINATOR_LOAD_IN_PROGRESS
+        for key in (9, 65, 66):
+            cluster.control(key, faults.refuse(int(loading)))
+        group = OffsetFetchRequestGroup(group_id="g", topics=None)
+        offset = await client.ask(OffsetFetchRequest(groups=[group]), 8)
+        assert offset.groups[0].error_code == loading
+        old = await client.ask(OffsetFetchRequest(group_id="g", topics=None), 7)
+        assert old.error_code == loading
+        state = await client.ask(DescribeTransactionsRequest(transactional_ids=["x"]), 0)
+        assert state.transaction_states[0].error_code == loading
+        listed = await client.ask(ListTransactionsRequest(state_filters=[]), 0)
+        assert listed.error_code == loading
+        await client.close()
+
+    run(main)
 
 
 @scenario

@@ -168,6 +168,11 @@ class FakeCluster(FakeClusterAdmin):
         """The brokers' wall clock, Unix ms; advances with the loop's clock."""
         return EPOCH_MS + int(self.loop.time() * 1000)
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records and the offsets that groups committed for it."""
+        super().delete_topic(name)
+        self.transactions.delete_offsets_of(name)
+
     # -- faults ---------------------------------------------------------------------------------
 
     def control(

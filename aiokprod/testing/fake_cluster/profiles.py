@@ -11,6 +11,7 @@ Ranges = dict[int, tuple[int, int]]
 PRODUCE, METADATA, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 0, 3, 10, 18, 22
 DESCRIBE_CONFIGS = 32
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
+OFFSET_FETCH, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 9, 65, 66
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ def _served(**highest: int) -> Ranges:
         "end_txn": (END_TXN, 0),
         "commit_offsets": (TXN_OFFSET_COMMIT, 0),
         "describe_configs": (DESCRIBE_CONFIGS, 0),
+        "fetch_offsets": (OFFSET_FETCH, 1),
+        "describe": (DESCRIBE_TRANSACTIONS, 0),
+        "list": (LIST_TRANSACTIONS, 0),
     }
     ranges = {names[name][0]: (names[name][1], high) for name, high in highest.items()}
     return dict(sorted(ranges.items()))
@@ -63,6 +67,7 @@ PROFILES: dict[str, Profile] = {
             add_offsets=0,
             end_txn=0,
             commit_offsets=0,
+            fetch_offsets=3,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -80,6 +85,7 @@ PROFILES: dict[str, Profile] = {
             end_txn=0,
             commit_offsets=0,
             describe_configs=1,
+            fetch_offsets=3,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -96,6 +102,7 @@ PROFILES: dict[str, Profile] = {
             end_txn=1,
             commit_offsets=2,
             describe_configs=2,
+            fetch_offsets=5,
         ),
         strict_ledger=True,
         names_api_versions=False,
@@ -112,6 +119,7 @@ PROFILES: dict[str, Profile] = {
             end_txn=1,
             commit_offsets=2,
             describe_configs=2,
+            fetch_offsets=6,
         )
     ),
     "2.8": Profile(
@@ -126,6 +134,7 @@ PROFILES: dict[str, Profile] = {
             end_txn=3,
             commit_offsets=3,
             describe_configs=4,
+            fetch_offsets=7,
         )
     ),
     "3.9": Profile(
@@ -140,6 +149,9 @@ PROFILES: dict[str, Profile] = {
             end_txn=4,
             commit_offsets=4,
             describe_configs=4,
+            fetch_offsets=9,
+            describe=0,
+            list=1,
         )
     ),
     "4.0": Profile(
@@ -154,6 +166,9 @@ PROFILES: dict[str, Profile] = {
             end_txn=5,
             commit_offsets=5,
             describe_configs=4,
+            fetch_offsets=9,
+            describe=0,
+            list=1,
         ),
         transaction_version=2,
     ),
@@ -169,6 +184,9 @@ PROFILES: dict[str, Profile] = {
             end_txn=5,
             commit_offsets=5,
             describe_configs=4,
+            fetch_offsets=10,
+            describe=0,
+            list=2,
         ),
         transaction_version=2,
     ),

@@ -28,6 +28,26 @@ MAX_TIMEOUT_MS: Final = 900_000
 Where = tuple[str, int]
 
 
+class CommittedOffset(int):
+    """A committed offset, with what was committed beside it.
+
+    Attributes:
+        metadata: as committed.
+        committed_at: loop time of the TxnOffsetCommit request, s; retention counts from there.
+    """
+
+    metadata: str | None
+    committed_at: float
+
+    def __new__(
+        cls, offset: int, metadata: str | None = "", committed_at: float = 0.0
+    ) -> CommittedOffset:
+        found = super().__new__(cls, offset)
+        found.metadata = metadata
+        found.committed_at = committed_at
+        return found
+
+
 class Phase(enum.Enum):
     """States of a transactional id."""
 
@@ -60,7 +80,7 @@ class Transactional:
     last_epoch: int = -1
     phase: Phase = Phase.EMPTY
     partitions: set[Where] = field(default_factory=set)
-    offsets: dict[str, dict[Where, int]] = field(default_factory=dict)
+    offsets: dict[str, dict[Where, CommittedOffset]] = field(default_factory=dict)
     number: int = 0
     history: list[bool] = field(default_factory=list)
     known: set[tuple[int, Where]] = field(default_factory=set)
@@ -79,7 +99,7 @@ class TransactionModel:
         self.version = version
         self.marker_s = marker_s
         self.ids: dict[str, Transactional] = {}
-        self.committed_offsets: dict[str, dict[Where, int]] = {}
+        self.committed_offsets: dict[str, dict[Where, CommittedOffset]] = {}
         self._cluster = cluster
 
     # -- requests -------------------------------------------------------------------------------
@@ -167,6 +187,40 @@ class TransactionModel:
         elif entry.phase is not complete or (tv2 and not repeated):
             code = Code.INVALID_TXN_STATE
         return code, entry.producer_id, entry.epoch
+
+    # -- offsets of groups ----------------------------------------------------------------------
+
+    def pending_offsets(self, group: str) -> set[Where]:
+        """Partitions for which a transaction that is not complete has offsets of the group."""
+        return {where for entry in self.ids.values() for where in entry.offsets.get(group, ())}
+
+    def delete_offsets_of(self, topic: str) -> None:
+        """Delete the offsets of a deleted topic, those of open transactions included.
+
+        Source: Java `OffsetMetadataManager.onPartitionsDeleted`.
+        """
+        stored = [*self.committed_offsets.values()]
+        for entry in self.ids.values():
+            stored += entry.offsets.values()
+        for offsets in stored:
+            for where in [where for where in offsets if where[0] == topic]:
+                del offsets[where]
+
+    def expire_offsets(self, retention_s: float) -> int:
+        """Delete offsets of groups without members after so many seconds, as brokers do after
+        offsets.retention.minutes, except those that an open transaction replaces; returns how many.
+
+        Source: Java `OffsetMetadataManager.cleanupExpiredOffsets`.
+        """
+        oldest = self._loop.time() - retention_s
+        deleted = 0
+        for group, offsets in self.committed_offsets.items():
+            pending = self.pending_offsets(group)
+            for where, offset in list(offsets.items()):
+                if offset.committed_at < oldest and where not in pending:
+                    del offsets[where]
+                    deleted += 1
+        return deleted
 
     # -- inside ---------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ __all__ = ["Answer", "api"]
 _MODULES = {
     0: "produce",
     3: "metadata",
+    9: "offset_fetch",
     10: "find_coordinator",
     18: "api_versions",
     22: "init_producer_id",
@@ -24,6 +25,8 @@ _MODULES = {
     26: "end_txn",
     28: "txn_offset_commit",
     32: "describe_configs",
+    65: "describe_transactions",
+    66: "list_transactions",
 }
 
 

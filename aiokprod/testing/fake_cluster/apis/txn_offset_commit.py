@@ -12,6 +12,7 @@ from aiokprod.testing.fake_cluster.apis.answer import Answer
 from aiokprod.testing.fake_cluster.apis.find_coordinator import refusal
 from aiokprod.testing.fake_cluster.broker import FakeBroker
 from aiokprod.testing.fake_cluster.framing import Request
+from aiokprod.testing.fake_cluster.transactions import CommittedOffset
 
 SECOND_PROTOCOL_FROM = 5
 
@@ -40,8 +41,15 @@ def _commit(broker: FakeBroker, request: Request) -> Code:
             return code
     if body.group_id not in entry.offsets:
         return Code.INVALID_TXN_STATE
+    now = cluster.loop.time()
     entry.offsets[body.group_id].update(
-        {(t.name, p.partition_index): p.committed_offset for t in body.topics for p in t.partitions}
+        {
+            (t.name, p.partition_index): CommittedOffset(
+                p.committed_offset, p.committed_metadata, now
+            )
+            for t in body.topics
+            for p in t.partitions
+        }
     )
     return Code.NONE
 
