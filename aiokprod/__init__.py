@@ -69,6 +69,7 @@ from aiokprod.records import (
     DrainReport,
     Header,
     ProducerRecord,
+    TopicDrain,
     TopicPartition,
     UndeliveredBatch,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "SerializationError",
     "Serializer",
     "StringSerializer",
+    "TopicDrain",
     "TopicInfo",
     "TopicPartition",
     "TopicProfile",

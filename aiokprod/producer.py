@@ -206,7 +206,7 @@ class Producer(Generic[K, V]):
         self._deadlines: Deadlines | None = None
         hooks = UserHooks([*self._serializers.parts(), partitioner, *checked, *plugged, observer])
         self._lifecycle = Lifecycle(
-            self._config, self._environment, self._client_id, self._metrics, hooks, self._launch
+            self._config, self._environment, self._client_id, hooks, self._launch
         )
         self._slow_path = SlowPath(
             self._config,
@@ -275,7 +275,7 @@ class Producer(Generic[K, V]):
         traceback: TracebackType | None,
     ) -> None:
         if not self._lifecycle.forked:  # a child process must not close its parent's producer
-            await self.close()
+            await self._lifecycle.close_at_exit()
 
     async def close(self, timeout: float | None = None) -> DrainReport:
         """Send the pending records, then stop.
@@ -284,9 +284,11 @@ class Producer(Generic[K, V]):
 
         Args:
             timeout: limit in seconds for sending pending records; 0 fails them at once;
-                None waits until every record has its outcome (at most delivery_timeout_ms).
+                None waits until every record has its outcome (at most delivery_timeout_ms). The
+                end of ``async with`` waits for close_timeout_ms.
 
-        Records without an outcome at the timeout fail with ProducerClosed and are in the report.
+        The report is also logged, and kept in `drain_report`. Records without an outcome at the
+        timeout fail with ProducerClosed and are in the report.
         Cancellation: pending records fail at once.
 
         Raises:
@@ -294,6 +296,11 @@ class Producer(Generic[K, V]):
             WrongLoop, ForkedProcess: called on another event loop or in another process.
         """
         return await self._lifecycle.close(timeout)
+
+    @property
+    def drain_report(self) -> DrainReport | None:
+        """The result of `close`, also of that at the end of ``async with``; None until it ends."""
+        return self._lifecycle.drain_report
 
     def __del__(self) -> None:
         lifecycle = getattr(self, "_lifecycle", None)  # missing if the constructor failed

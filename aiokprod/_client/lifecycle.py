@@ -9,12 +9,11 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from aiokprod._client.status import DrainCounter
+from aiokprod._client.drain import EMPTY_DRAIN, Drain
 from aiokprod._client.transactions import abort_on_close
 from aiokprod._client.validation import check_timeout
 from aiokprod._engine.metadata.bootstrap import check_bootstrap
 from aiokprod.errors import ForkedProcess, KafkaError, Outcome, ProducerClosed, WrongLoop
-from aiokprod.records import DrainReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from aiokprod._client.user_hooks import UserHooks
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
-    from aiokprod.observer import Metrics
+    from aiokprod.records import DrainReport
 
 _live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
@@ -35,6 +34,7 @@ class Lifecycle:
         runtime: the parts that belong to the event loop; None until the producer is started.
         closed: `close` was called.
         forked: this process is a child of the one in which the producer was started.
+        drain_report: the result of `close`; None until it has ended.
     """
 
     def __init__(
@@ -42,17 +42,16 @@ class Lifecycle:
         config: ProducerConfig,
         environment: Environment,
         client_id: str,
-        metrics: Metrics,
         hooks: UserHooks,
         launch: Callable[[], Runtime],
     ) -> None:
         self.runtime: Runtime | None = None
         self.closed = False
         self.forked = False
+        self.drain_report: DrainReport | None = None
         self._config = config
         self._environment = environment
         self._client_id = client_id
-        self._metrics = metrics
         self._hooks = hooks
         self._launch = launch
         self._closing: asyncio.Task[DrainReport] | None = None
@@ -86,18 +85,27 @@ class Lifecycle:
                 self.runtime.flushes.give_up()
             raise
 
+    async def close_at_exit(self) -> DrainReport:
+        """`close` at the end of ``async with``, which cannot be given a timeout."""
+        timeout_ms = self._config.close_timeout_ms
+        return await self.close(None if timeout_ms < 0 else timeout_ms / 1000)
+
     async def _close(self, timeout: float | None) -> DrainReport:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         runtime = self.runtime
         if runtime is None:
             self._hooks.close()
-            return DrainReport(0, 0, (), 0.0, complete=True)
-        deadline = math.inf if timeout is None else start + timeout
-        counter = DrainCounter(self._metrics)
+            self.drain_report = EMPTY_DRAIN
+        else:
+            self.drain_report = await self._drain_and_close(runtime, timeout)
+        return self.drain_report
+
+    async def _drain_and_close(self, runtime: Runtime, timeout: float | None) -> DrainReport:
+        loop = asyncio.get_running_loop()
+        deadline = math.inf if timeout is None else loop.time() + timeout
         runtime.stop_accepting(
             ProducerClosed("the producer was closed while the send was in progress")
         )
+        drain = Drain(runtime.accumulator.incomplete, loop, self._client_id)
         try:
             if timeout != 0 and runtime.failure is None:
                 await runtime.drain(deadline)
@@ -107,12 +115,12 @@ class Lifecycle:
         except asyncio.CancelledError:
             # This very task was cancelled (a "cancel everything" shutdown): end at once.
             deadline = loop.time()
-        undelivered = counter.undelivered(runtime.accumulator.incomplete)
+        drain.give_up(runtime.accumulator.incomplete)
         try:
             await runtime.close(loop.time() if timeout == 0 else deadline)
         finally:
             self._hooks.close()
-        return counter.report(undelivered, loop.time() - start)
+        return drain.report()
 
     def warn_if_unclosed(self, producer: object) -> None:
         """Issue a ResourceWarning if a started producer is dropped without `close`."""
