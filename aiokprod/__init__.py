@@ -13,6 +13,7 @@ from aiokprod._consumer_groups import GroupMetadata
 from aiokprod._core.batch import Delivery, RecordMetadata
 from aiokprod._security.secret import Credentials, Secret
 from aiokprod._version import COMPILED, __version__
+from aiokprod.blocking import Blocking
 from aiokprod.cluster import ClusterSnapshot, Node, PartitionInfo, TopicInfo
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
@@ -87,6 +88,7 @@ __all__ = [
     "AbortableTransactionError",
     "AuthenticationError",
     "AuthorizationError",
+    "Blocking",
     "BrokerError",
     "BufferFull",
     "BufferTimeout",

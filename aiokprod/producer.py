@@ -18,6 +18,7 @@ from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
 from aiokprod._client.slow_path import SlowPath
 from aiokprod._client.status import Health, explain, health
+from aiokprod._client.thread_queue import ThreadQueue
 from aiokprod._client.transactions import Transaction, Transactions, run_transaction
 from aiokprod._client.user_hooks import UserHooks
 from aiokprod._client.validation import (
@@ -55,11 +56,13 @@ from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, valida
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
 
     from aiokprod._client.send import OnDelivery
     from aiokprod._core.append import Appender
     from aiokprod._core.deadlines import Deadlines
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod.cluster import PartitionInfo
     from aiokprod.records import Header
     from aiokprod.serializers import AnySerializer, Serializer
@@ -240,6 +243,7 @@ class Producer(Generic[K, V]):
         )
         self._appender = runtime.appender
         self._deadlines = runtime.deadlines
+        self._lifecycle.thread_queue = ThreadQueue(runtime, self._submitter, self._max_block)
         return runtime
 
     async def start(self) -> None:
@@ -433,6 +437,43 @@ class Producer(Generic[K, V]):
             )
         return delivery
 
+    def send_threadsafe(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> Future[RecordMetadata]:
+        """Send one record from another thread, such as that of a ``def`` endpoint.
+
+        As `asyncio.run_coroutine_threadsafe` with `send`, but records that arrive together are
+        passed to the loop together, so many threads fill batches. Arguments as `send`; key, value
+        and headers must not be changed before the record has its outcome. Serializers,
+        interceptors and plug-ins are called on the event loop, in a copy of the caller's context.
+
+        Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then it
+        waits for up to max_block_ms. The records of a thread to one topic keep their order.
+
+        Returns:
+            A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or
+            raises its error, as `send` does; a timeout ends the wait only. `cancel()` withdraws
+            the record if its batch has not been closed for sending. A failure that is never
+            retrieved is logged and counted in records_unretrieved. On the event loop `result()`
+            of a record without an outcome raises WrongLoop.
+
+        Raises:
+            ConfigError: topic is not legal.
+            BufferTimeout: too many records were waiting, for max_block_ms.
+            BufferFull: the same, for a call on the event loop, which cannot wait for itself.
+            ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
+            WrongLoop: the producer is not started.
+        """
+        queue = self._lifecycle.accepting_from_threads()
+        return queue.put(topic, value, key, partition, timestamp_ms, headers)
+
     @overload
     async def send_many(
         self,
@@ -601,11 +642,15 @@ class Producer(Generic[K, V]):
         if self._lifecycle.runtime is None and not self._lifecycle.closed:
             return
         runtime = self._lifecycle.usable()
-        pending = list(runtime.accumulator.incomplete)
-        waiting = runtime.flushes.wait(pending)
-        runtime.wake_sender()
+        queue = self._lifecycle.thread_queue
+        pending: list[ProducerBatch] = []
         try:
             async with asyncio.timeout(timeout):
+                if queue is not None and not queue.is_empty:
+                    await queue.flush()
+                pending = list(runtime.accumulator.incomplete)
+                waiting = runtime.flushes.wait(pending)
+                runtime.wake_sender()
                 await waiting
         except TimeoutError:
             raise DeliveryTimeout(

@@ -128,7 +128,8 @@ class DrainReport:
     Attributes:
         delivered: records acknowledged since `close()` was called.
         failed: records that failed since then, including undelivered ones.
-        undelivered: batches without an outcome when the timeout passed.
+        undelivered: batches without an outcome when the timeout passed. Records of other threads
+            that were not in a batch by then are only in `by_topic`, as not sent.
         elapsed_s: duration of the close in seconds.
         complete: True if every record had its outcome in time.
         by_topic: the same records by topic and outcome, in the order of the topics' names.

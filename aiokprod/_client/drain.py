@@ -32,32 +32,40 @@ class Drain:
 
     Args:
         batches: all of them. A batch that is split meanwhile is followed through its parts.
+        loop: its clock measures the duration.
         client_id: of the producer, for the log.
     """
 
     def __init__(
         self, batches: Iterable[ProducerBatch], loop: asyncio.AbstractEventLoop, client_id: str
     ) -> None:
-        self._batches = list(batches)
+        self._cores = dict.fromkeys(batch.core for batch in batches)
+        self._refused: Counter[str] = Counter()
         self._loop = loop
         self._client_id = client_id
         self._start = loop.time()
         self._undelivered: tuple[UndeliveredBatch, ...] = ()
-        self._slow = loop.call_later(SLOW_DRAIN, self._log_slow) if self._batches else None
+        self._slow = loop.call_later(SLOW_DRAIN, self._log_slow)
+
+    def follow(self, core: BatchCore) -> None:
+        """Count the records of a batch that was opened since, for records that came before."""
+        self._cores[core] = None
+
+    def refused(self, topic: str) -> None:
+        """Count a record that was accepted from another thread, and never was in a batch."""
+        self._refused[topic] += 1
 
     def _log_slow(self) -> None:
         waiting: Counter[str] = Counter()
-        for batch in self._batches:
-            for core in _parts(batch.core):
-                if not core.settled:
-                    waiting[core.topic] += core.record_count
+        for core in self._settling():
+            if not core.settled:
+                waiting[core.topic] += core.record_count
         topics = ", ".join(f"{records} to {topic}" for topic, records in sorted(waiting.items()))
         logger.info("%s: closing, records are still to be delivered: %s", self._client_id, topics)
 
     def give_up(self, batches: Iterable[ProducerBatch]) -> None:
         """End the drain: note the batches that still have no outcome."""
-        if self._slow is not None:
-            self._slow.cancel()
+        self._slow.cancel()
         self._undelivered = tuple(
             UndeliveredBatch(
                 batch.topic_partition,
@@ -70,9 +78,10 @@ class Drain:
     def report(self) -> DrainReport:
         """The report, logged, once every record has its outcome."""
         topics: dict[str, Counter[Outcome | None]] = {}
-        for batch in self._batches:
-            for core in _parts(batch.core):
-                _count(core, topics.setdefault(core.topic, Counter()))
+        for core in self._settling():
+            _count(core, topics.setdefault(core.topic, Counter()))
+        for topic, records in self._refused.items():
+            topics.setdefault(topic, Counter())[Outcome.NOT_SENT] += records
         by_topic = tuple(
             TopicDrain(
                 topic,
@@ -89,11 +98,16 @@ class Drain:
             failed=sum(topic.failed for topic in by_topic),
             undelivered=self._undelivered,
             elapsed_s=self._loop.time() - self._start,
-            complete=not self._undelivered,
+            complete=not self._undelivered and not self._refused,
             by_topic=by_topic,
         )
         log_report(report, self._client_id)
         return report
+
+    def _settling(self) -> Iterable[BatchCore]:
+        """The batches that hold the records."""
+        for core in self._cores:
+            yield from _parts(core)
 
 
 def log_report(report: DrainReport, client_id: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokprod._client.runtime import Runtime
+    from aiokprod._client.thread_queue import ThreadQueue
     from aiokprod._client.user_hooks import UserHooks
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
@@ -34,6 +35,7 @@ class Lifecycle:
         runtime: the parts that belong to the event loop; None until the producer is started.
         closed: `close` was called.
         forked: this process is a child of the one in which the producer was started.
+        thread_queue: the records of other threads; None until the producer is started.
         drain_report: the result of `close`; None until it has ended.
     """
 
@@ -48,6 +50,7 @@ class Lifecycle:
         self.runtime: Runtime | None = None
         self.closed = False
         self.forked = False
+        self.thread_queue: ThreadQueue | None = None
         self.drain_report: DrainReport | None = None
         self._config = config
         self._environment = environment
@@ -73,17 +76,24 @@ class Lifecycle:
         check_timeout("close", timeout)
         self.check_loop_and_process()
         if self._closing is None or self._closing.cancelled():
-            self.closed = True
-            if self.runtime is not None:
-                self.runtime.fast_path.stop()  # at once: `submit` does not check `closed`
+            if self.thread_queue is None or self.thread_queue.is_empty:
+                self._stop()  # at once; else when the records of other threads are in batches
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
         try:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             if self.runtime is not None and not self._closing.done():
+                if self.thread_queue is not None:
+                    self.thread_queue.give_up()
                 self.runtime.flushes.give_up()
             raise
+
+    def _stop(self) -> None:
+        """Reject further calls."""
+        self.closed = True
+        if self.runtime is not None:
+            self.runtime.fast_path.stop()  # `submit` does not check `closed`
 
     async def close_at_exit(self) -> DrainReport:
         """`close` at the end of ``async with``, which cannot be given a timeout."""
@@ -93,6 +103,7 @@ class Lifecycle:
     async def _close(self, timeout: float | None) -> DrainReport:
         runtime = self.runtime
         if runtime is None:
+            self._stop()
             self._hooks.close()
             self.drain_report = EMPTY_DRAIN
         else:
@@ -102,10 +113,16 @@ class Lifecycle:
     async def _drain_and_close(self, runtime: Runtime, timeout: float | None) -> DrainReport:
         loop = asyncio.get_running_loop()
         deadline = math.inf if timeout is None else loop.time() + timeout
+        drain = Drain(runtime.accumulator.incomplete, loop, self._client_id)
+        try:
+            if self.thread_queue is not None:
+                await self.thread_queue.finish(drain, deadline)
+        except asyncio.CancelledError:
+            deadline = loop.time()
+        self._stop()
         runtime.stop_accepting(
             ProducerClosed("the producer was closed while the send was in progress")
         )
-        drain = Drain(runtime.accumulator.incomplete, loop, self._client_id)
         try:
             if timeout != 0 and runtime.failure is None:
                 await runtime.drain(deadline)
@@ -139,11 +156,7 @@ class Lifecycle:
 
         Before the start the producer has no loop; then, with `running`, some loop must be running.
         """
-        if self.forked:
-            raise ForkedProcess(
-                "this producer was started before the process forked; its connections belong to "
-                "the parent. Create a producer in each process, after the fork"
-            )
+        self._check_process()
         runtime = self.runtime
         if runtime is None and not running:
             return
@@ -154,14 +167,22 @@ class Lifecycle:
         if runtime is None:
             if here is None:
                 raise WrongLoop(
-                    "no event loop runs in this thread: call the producer from its loop, or send "
-                    "records with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
+                    "no event loop runs in this thread: call the producer from its loop, send "
+                    "records with producer.send_threadsafe(...) once it is started, or other "
+                    "coroutines with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
                 )
         elif here is not runtime.loop:
             raise WrongLoop(
                 "this producer was started on another event loop than the one running here; use "
-                "one producer per loop, or send records with "
+                "one producer per loop, or send records with producer.send_threadsafe(...) or "
                 "asyncio.run_coroutine_threadsafe"
+            )
+
+    def _check_process(self) -> None:
+        if self.forked:
+            raise ForkedProcess(
+                "this producer was started before the process forked; its connections belong to "
+                "the parent. Create a producer in each process, after the fork"
             )
 
     def usable(self) -> Runtime:
@@ -211,6 +232,25 @@ class Lifecycle:
         if self.closed:
             raise ProducerClosed("the producer was closed while the send was in progress")
 
+    def accepting_from_threads(self) -> ThreadQueue:
+        """The queue for records of other threads.
+
+        Raises:
+            ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
+            WrongLoop: it is not started, and so has no event loop yet.
+        """
+        self._check_process()
+        if self.closed:
+            raise ProducerClosed("the producer is closed; create a new one")
+        if self.runtime is None or self.thread_queue is None:
+            raise WrongLoop(
+                "the producer is not started, so its event loop is not known: call "
+                "`await producer.start()` on it before other threads send records"
+            )
+        if self.runtime.failure is not None:
+            raise self.runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)
+        return self.thread_queue
+
     def started(self) -> Runtime:
         """The runtime of a producer that was started."""
         assert self.runtime is not None, "only called once the producer is started"
@@ -220,6 +260,8 @@ class Lifecycle:
         self.forked = self.runtime is not None
         if self.runtime is not None:
             self.runtime.fast_path.stop()
+        if self.thread_queue is not None:
+            self.thread_queue.forked = True
 
 
 def _after_fork() -> None:
