@@ -400,6 +400,8 @@ class ThreadQueue:
                         await self._idle
         finally:
             self.give_up()
+            if ending := [line.task for line in self._lines.values()]:
+                await asyncio.wait(ending)  # so that the report has their records
 
     def give_up(self) -> None:
         """Fail the records that are still in the queue."""
