@@ -14,7 +14,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
-from aiokprod._client.event_loops import LoopThread
+from aiokprod._client.event_loops import ThreadedLoop
 from aiokprod._client.record_future import RecordFuture
 from aiokprod._client.send import late_error
 from aiokprod._client.validation import check_timeout, checked_config
@@ -153,7 +153,7 @@ class Blocking(Generic[K, V]):
         }
         self._producer: Producer[K, V] = self._new_producer()
         self._lock = threading.RLock()
-        self._thread: LoopThread | None = None
+        self._thread: ThreadedLoop | None = None
         self._closing: Future[DrainReport] | None = None
         self._is_closed = False
         self._refusal: KafkaError | None = None
@@ -176,7 +176,7 @@ class Blocking(Generic[K, V]):
         self._running()
         return self
 
-    def _running(self) -> LoopThread:
+    def _running(self) -> ThreadedLoop:
         """The thread, with a started producer."""
         thread = self._thread
         if thread is None or self._is_closed:
@@ -195,8 +195,8 @@ class Blocking(Generic[K, V]):
             )
         return thread
 
-    def _start(self) -> LoopThread:
-        thread = LoopThread("aiokprod-blocking")
+    def _start(self) -> ThreadedLoop:
+        thread = ThreadedLoop("aiokprod-blocking")
         try:
             thread.run(self._producer.start())
         except BaseException:
@@ -265,7 +265,7 @@ class Blocking(Generic[K, V]):
     def _begin_close(self, timeout: float | None) -> Future[DrainReport]:
         """Called with the lock. Reject further calls and start the drain."""
         if self._closing is None:
-            thread = self._thread or LoopThread("aiokprod-blocking")
+            thread = self._thread or ThreadedLoop("aiokprod-blocking")
             if thread.is_current:
                 raise WrongLoop("the producer cannot be closed in its own thread")
             self._is_closed = True

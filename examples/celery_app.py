@@ -45,9 +45,8 @@ def record_click(click: dict[str, Any]) -> None:
 
 
 def drain(**_: object) -> None:
-    """Send what is pending at the end of a process, within close_timeout_ms."""
-    with producer:
-        pass
+    """Send what is pending at the end of a process."""
+    producer.close(5)
 
 
 worker_process_shutdown.connect(drain)  # prefork

@@ -11,7 +11,9 @@ a separate module, next to the settings.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from typing import Any
 
 import django
 from django.conf import settings
@@ -24,6 +26,7 @@ from django.views.decorators.http import require_POST
 from aiokprod import Blocking, KafkaError
 
 TOPIC = "events"
+DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
 
 if not settings.configured:
     settings.configure(
@@ -33,7 +36,7 @@ if not settings.configured:
 
 producer = Blocking(
     bootstrap_servers=os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092"),
-    close_timeout_ms=int(float(os.environ.get("DRAIN_S", "15")) * 1000),
+    close_timeout_ms=int(DRAIN_S * 1000),
     max_block_ms=5_000,
 )
 
@@ -69,4 +72,21 @@ urlpatterns = [
     path("kafka/readyz", ready),
 ]
 wsgi = get_wsgi_application()
-asgi = get_asgi_application()
+django_asgi = get_asgi_application()
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    """Django with the end of the lifespan, which Django itself ignores.
+
+    uvicorn ends its process with the signal that it received, so that no `atexit` function runs.
+    """
+    if scope["type"] != "lifespan":
+        await django_asgi(scope, receive, send)
+        return
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await asyncio.to_thread(producer.close, DRAIN_S)
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -61,4 +61,7 @@ async def record_click(user: str, data: dict[str, Any], state: State) -> Respons
 app = Litestar(
     [record_event, record_click, asgi("/kafka", is_mount=True, copy_scope=True)(probes(producer))],
     lifespan=[lifespan],
+    # Litestar's default writes log entries in another thread, which ends before the last of them:
+    # the report of the drain. Without it, the server or the program configures logging.
+    logging_config=None,
 )

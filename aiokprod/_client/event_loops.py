@@ -26,7 +26,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class LoopThread:
+class ThreadedLoop:
     """An event loop that runs in a daemon thread."""
 
     def __init__(self, name: str) -> None:

@@ -325,7 +325,7 @@ class ThreadQueue:
         self, record: RecordFuture, serialized: SerializedRecord | None, deadline: float
     ) -> None:
         block = max(0.0, deadline - self.loop.time())
-        link = _Link(record)
+        link = _RecordLink(record)
         task = self.loop.create_task(
             self._submitter.append(*record.fields, serialized, link.settle, block=block),
             context=record.context,
@@ -422,7 +422,7 @@ class ThreadQueue:
             record.fail(ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic))
 
 
-class _Link:
+class _RecordLink:
     """The `on_delivery` of a record that waits. The frames of its error have it in a variable; they
     must not keep the record, or a failure that is not read would not be noticed."""
 

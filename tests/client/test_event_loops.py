@@ -1,4 +1,4 @@
-"""`LoopThread` and `LateExecutor`."""
+"""`ThreadedLoop` and `LateExecutor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from aiokprod._client.event_loops import LoopThread, new_event_loop
+from aiokprod._client.event_loops import ThreadedLoop, new_event_loop
 from aiokprod._client.late_executor import LateExecutor
 from tests.hang import HANG_S
 
@@ -26,7 +26,7 @@ def test_new_event_loop_is_of_uvloop_where_it_is_installed(
 
 
 def test_loop_thread_runs_and_stops() -> None:
-    thread = LoopThread("loop")
+    thread = ThreadedLoop("loop")
 
     async def name() -> str:
         assert thread.is_current

@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.examples.servers import SERVERS, Traffic, counts, end_under_load, post, reported, running
+from tests.hang import until
 from tests.integration.checker import read_topic
 
 DRAIN_S = 2.0
@@ -23,7 +25,7 @@ QUICK = (
     "uvicorn-fastapi", "gunicorn-preload", "hypercorn-quart", "granian-litestar", "aiohttp",
     "gunicorn-django",
 )  # fmt: skip
-QUICK_WITHOUT_BROKERS = {"uvicorn-fastapi": "dead", "gunicorn": "frozen"}
+QUICK_WITHOUT_BROKERS = {"uvicorn-fastapi": "dead", "gunicorn": "frozen", "uvicorn-django": "dead"}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,11 @@ def test_sigterm_under_load_many_runs(name: str) -> None:
             check_exactly_once(cluster, name, f"{name}-{run}", seconds=1.0)
 
 
+def state_of(pid: int) -> str:
+    """The state of a process as the kernel names it; "T" is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Traffic, float, str]:
     """Let a service accept records, make the brokers fail, and end the service.
 
@@ -78,6 +85,7 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
                 await post(session, server, "events", f"first-{number}", Traffic())
             if how == "frozen":
                 os.kill(process.pid, signal.SIGSTOP)
+                await until(lambda: state_of(process.pid) == "T")
             else:
                 process.kill()
                 process.wait()
