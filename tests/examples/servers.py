@@ -19,11 +19,19 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.hang import HANG_S
+from aiokprod.testing.mock_cluster import MockCluster
+from tests.hang import HANG_S, until
+from tests.integration.checker import read_topic
 
 ROOT: Final = Path(__file__).parents[2]
 RATE: Final = 500
 """Requests per second."""
+
+DRAIN_S: Final = 2.0
+"""Limit of the drain without brokers."""
+
+ACCEPTED: Final = 20
+"""Records that a service accepts without brokers."""
 
 COUNT: Final = r"(\d+) (delivered|not sent|rejected|unknown)"
 
@@ -226,3 +234,67 @@ def counts(log: Iterable[Any], keys: list[str]) -> dict[str, int]:
         if name in found:
             found[name] += 1
     return found
+
+
+def check_exactly_once(cluster: MockCluster, name: str, prefix: str, seconds: float) -> int:
+    """One run; the number of requests that were answered 201."""
+    with_threads = "examples.fastapi_app:app" in SERVERS[name].command
+    paths = ("events", "sync-events") if with_threads else ("events",)
+    with running(name, cluster.bootstrap_servers) as server:
+        traffic, _ = asyncio.run(end_under_load(server, prefix, paths=paths, seconds=seconds))
+        output = server.output()
+        assert server.process.returncode in (0, -signal.SIGTERM), output
+    stored = traffic.stored
+    assert stored, output
+    found = counts(read_topic(cluster.bootstrap_servers, SERVERS[name].topic), stored)
+    wrong = {key: times for key, times in found.items() if times != 1}
+    assert not wrong, output
+    return len(stored)
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as the kernel names it; "T" is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Traffic, float, str]:
+    """Let a service accept records, make the brokers fail, and end the service.
+
+    Returns:
+        The requests, the seconds from SIGTERM to the end of the process, and its output.
+    """
+    traffic = Traffic()
+    process = cluster._process
+    assert process is not None
+    with running(name, cluster.bootstrap_servers, drain_s=DRAIN_S) as server:
+        async with aiohttp.ClientSession() as session:
+            await server.ready(session)
+            # Every worker knows the topic, so that it accepts records without the brokers.
+            for number in range(40):
+                await post(session, server, "events", f"first-{number}", Traffic())
+            if how == "frozen":
+                os.kill(process.pid, signal.SIGSTOP)
+                await until(lambda: state_of(process.pid) == "T")
+            else:
+                process.kill()
+                process.wait()
+            for number in range(ACCEPTED):
+                await post(session, server, "clicks", f"accepted-{number}", traffic)
+        seconds = await server.ended()
+        return traffic, seconds, server.output()
+
+
+def check_bounded(name: str, how: str, limit: float) -> None:
+    """The process ends within `limit` seconds, and its report has every record."""
+    with MockCluster() as cluster:
+        try:
+            traffic, seconds, output = asyncio.run(accept_and_end(name, cluster, how))
+        finally:
+            if how == "frozen" and cluster._process is not None:
+                os.kill(cluster._process.pid, signal.SIGCONT)
+    accepted = len(traffic.keys.get(202, []))
+    assert accepted == ACCEPTED, (traffic, output)
+    assert seconds < limit, output
+    report = reported(output)
+    assert sum(report.values()) == accepted, (report, output)
+    assert not report.get("delivered"), output
