@@ -10,7 +10,7 @@ from aiokprod.testing.mock_cluster import MockCluster
 from tests.examples.servers import DRAIN_S, SERVERS, check_bounded, check_exactly_once
 
 NOTICE_S = {"gunicorn-django": 1.0}
-"""Seconds until a server looks at the signal: gunicorn's workers with threads do so once a second."""
+"""Seconds until a server looks at the signal; gunicorn's workers with threads do once a second."""
 
 RUNS = int(os.environ.get("AIOKPROD_SERVER_RUNS", "100"))
 
