@@ -320,10 +320,7 @@ class Probes:
             answer = probe()
             status, content = answer.status, answer.body
         body = json.dumps(content).encode()
-        headers += [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-        ]
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         shown = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": shown})
@@ -351,14 +348,10 @@ def probes(
 
         app.mount("/kafka", probes(lambda: app.state.producer))
 
-    ===========  ==================================================================================
-    path         answers 200
-    ===========  ==================================================================================
-    /livez       unless the producer has failed and must be replaced
-    /startupz    once the producer is started and the warm-up of `serving` is done
-    /readyz      from then on while `Health.ok`, the buffer has room, and every topic has a leader;
-                 until `serving` ends or the producer is closed
-    ===========  ==================================================================================
+    - /livez answers 200 unless the producer has failed and must be replaced;
+    - /startupz once the producer is started and the warm-up of `serving` is done;
+    - /readyz from then on while `Health.ok`, the buffer has room and topics have leaders, until
+      `serving` ends or the producer is closed.
 
     Else 503. The body is JSON, ``{"status": "ok", "reasons": []}``. A probe never waits and
     contacts no broker: it says what the producer knows. Servers of other kinds call the methods

@@ -335,6 +335,7 @@ def test_full_queue_is_an_error_after_max_block_ms(
         with contextlib.suppress(KafkaError):
             producer.submit("absent", bytes(2_000))
         assert isinstance(first.exception(HANG_S), MetadataTimeout)
+        producer.flush()
 
         async def fill(_: Producer[Any, Any]) -> None:
             producer.submit("absent", bytes(2_000))
