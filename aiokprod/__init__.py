@@ -13,6 +13,7 @@ from aiokprod._consumer_groups import GroupMetadata
 from aiokprod._core.batch import Delivery, RecordMetadata
 from aiokprod._security.secret import Credentials, Secret
 from aiokprod._version import COMPILED, __version__
+from aiokprod.blocking import Blocking
 from aiokprod.cluster import ClusterSnapshot, Node, PartitionInfo, TopicInfo
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
@@ -70,6 +71,7 @@ from aiokprod.records import (
     DrainReport,
     Header,
     ProducerRecord,
+    TopicDrain,
     TopicPartition,
     UndeliveredBatch,
 )
@@ -87,6 +89,7 @@ __all__ = [
     "AbortableTransactionError",
     "AuthenticationError",
     "AuthorizationError",
+    "Blocking",
     "BrokerError",
     "BufferFull",
     "BufferTimeout",
@@ -149,6 +152,7 @@ __all__ = [
     "Serializer",
     "Severity",
     "StringSerializer",
+    "TopicDrain",
     "TopicInfo",
     "TopicPartition",
     "TopicProfile",

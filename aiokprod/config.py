@@ -105,6 +105,9 @@ class ProducerConfig:
             is 8 * batch_size, at most max_request_size. (Java has no such setting.)
         buffer_memory: limit of the bytes of records without an outcome.
         max_block_ms: maximum time a call waits for metadata and memory together.
+        close_timeout_ms: maximum time that the end of ``async with`` waits for the outcomes of
+            pending records; -1 waits until all have one. Not for `close()`. The default leaves
+            time within the 30 s after which Kubernetes and gunicorn kill a process. (Java: none.)
         max_request_size: limit of a request and of one record.
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
         compression_gzip_level: 1 to 9, -1 for zlib's default.
@@ -185,6 +188,7 @@ class ProducerConfig:
     elastic_batch_size: int = _int(DefaultInt(0))
     buffer_memory: int = _long(33_554_432, low=1)
     max_block_ms: int = _long(60_000)
+    close_timeout_ms: int = _long(20_000, low=-1)
     max_request_size: int = _int(1_048_576, low=1)
 
     compression_type: str = _setting(CODEC_CHOICE, "none")

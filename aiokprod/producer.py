@@ -19,6 +19,7 @@ from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
 from aiokprod._client.slow_path import SlowPath
 from aiokprod._client.status import Health, health
+from aiokprod._client.thread_queue import ThreadQueue
 from aiokprod._client.transactions import Transaction, Transactions, run_transaction
 from aiokprod._client.user_hooks import UserHooks
 from aiokprod._client.validation import (
@@ -57,11 +58,13 @@ from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, valida
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
 
     from aiokprod._client.send import OnDelivery
     from aiokprod._core.append import Appender
     from aiokprod._core.deadlines import Deadlines
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod.cluster import PartitionInfo
     from aiokprod.records import Header
     from aiokprod.serializers import AnySerializer, Serializer
@@ -208,7 +211,7 @@ class Producer(Generic[K, V]):
         self._deadlines: Deadlines | None = None
         hooks = UserHooks([*self._serializers.parts(), partitioner, *checked, *plugged, observer])
         self._lifecycle = Lifecycle(
-            self._config, self._environment, self._client_id, self._metrics, hooks, self._launch
+            self._config, self._environment, self._client_id, hooks, self._launch
         )
         self._slow_path = SlowPath(
             self._config,
@@ -242,6 +245,7 @@ class Producer(Generic[K, V]):
         )
         self._appender = runtime.appender
         self._deadlines = runtime.deadlines
+        self._lifecycle.thread_queue = ThreadQueue(runtime, self._submitter, self._max_block)
         return runtime
 
     async def start(self, *, check: bool | Iterable[str] = False) -> tuple[Finding, ...]:
@@ -326,7 +330,7 @@ class Producer(Generic[K, V]):
         traceback: TracebackType | None,
     ) -> None:
         if not self._lifecycle.forked:  # a child process must not close its parent's producer
-            await self.close()
+            await self._lifecycle.close_at_exit()
 
     async def close(self, timeout: float | None = None) -> DrainReport:
         """Send the pending records, then stop.
@@ -335,9 +339,11 @@ class Producer(Generic[K, V]):
 
         Args:
             timeout: limit in seconds for sending pending records; 0 fails them at once;
-                None waits until every record has its outcome (at most delivery_timeout_ms).
+                None waits until every record has its outcome (at most delivery_timeout_ms). The
+                end of ``async with`` waits for close_timeout_ms.
 
-        Records without an outcome at the timeout fail with ProducerClosed and are in the report.
+        The report is also logged, and kept in `drain_report`. Records without an outcome at the
+        timeout fail with ProducerClosed and are in the report.
         Cancellation: pending records fail at once.
 
         Raises:
@@ -345,6 +351,11 @@ class Producer(Generic[K, V]):
             WrongLoop, ForkedProcess: called on another event loop or in another process.
         """
         return await self._lifecycle.close(timeout)
+
+    @property
+    def drain_report(self) -> DrainReport | None:
+        """The result of `close`, also of that at the end of ``async with``; None until it ends."""
+        return self._lifecycle.drain_report
 
     def __del__(self) -> None:
         lifecycle = getattr(self, "_lifecycle", None)  # missing if the constructor failed
@@ -476,6 +487,43 @@ class Producer(Generic[K, V]):
                 topic, value, key, partition, timestamp_ms, headers, delivery, on_delivery
             )
         return delivery
+
+    def send_threadsafe(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> Future[RecordMetadata]:
+        """Send one record from another thread, such as that of a ``def`` endpoint.
+
+        As `asyncio.run_coroutine_threadsafe` with `send`, but records that arrive together are
+        passed to the loop together, so many threads fill batches. Arguments as `send`; key, value
+        and headers must not be changed before the record has its outcome. Serializers,
+        interceptors and plug-ins are called on the event loop, in a copy of the caller's context.
+
+        Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then it
+        waits for up to max_block_ms. The records of a thread to one topic keep their order.
+
+        Returns:
+            A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or
+            raises its error, as `send` does; a timeout ends the wait only. `cancel()` withdraws
+            the record if its batch has not been closed for sending. A failure that is never
+            retrieved is logged and counted in records_unretrieved. On the event loop `result()`
+            of a record without an outcome raises WrongLoop.
+
+        Raises:
+            ConfigError: topic is not legal.
+            BufferTimeout: too many records were waiting, for max_block_ms.
+            BufferFull: the same, for a call on the event loop, which cannot wait for itself.
+            ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
+            WrongLoop: the producer is not started.
+        """
+        queue = self._lifecycle.accepting_from_threads()
+        return queue.put(topic, value, key, partition, timestamp_ms, headers)
 
     @overload
     async def send_many(
@@ -645,11 +693,15 @@ class Producer(Generic[K, V]):
         if self._lifecycle.runtime is None and not self._lifecycle.closed:
             return
         runtime = self._lifecycle.usable()
-        pending = list(runtime.accumulator.incomplete)
-        waiting = runtime.flushes.wait(pending)
-        runtime.wake_sender()
+        queue = self._lifecycle.thread_queue
+        pending: list[ProducerBatch] = []
         try:
             async with asyncio.timeout(timeout):
+                if queue is not None and not queue.is_empty:
+                    await queue.flush()
+                pending = list(runtime.accumulator.incomplete)
+                waiting = runtime.flushes.wait(pending)
+                runtime.wake_sender()
                 await waiting
         except TimeoutError:
             raise DeliveryTimeout(

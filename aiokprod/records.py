@@ -17,6 +17,7 @@ __all__ = [
     "Header",
     "ProducerRecord",
     "RecordMetadata",
+    "TopicDrain",
     "TopicPartition",
     "UndeliveredBatch",
     "validate_partition",
@@ -91,15 +92,47 @@ class UndeliveredBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicDrain:
+    """The records of one topic that had no outcome when `close()` was called.
+
+    Attributes:
+        delivered: number of those that were acknowledged since.
+        not_sent, rejected, unknown: number of those that failed, by `Outcome`.
+    """
+
+    topic: str
+    delivered: int = 0
+    not_sent: int = 0
+    rejected: int = 0
+    unknown: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Number of records that failed, whatever their outcome."""
+        return self.not_sent + self.rejected + self.unknown
+
+    def __str__(self) -> str:
+        counts = {
+            "delivered": self.delivered,
+            "not sent": self.not_sent,
+            "rejected": self.rejected,
+            "unknown": self.unknown,
+        }
+        return f"{self.topic}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+
+
+@dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The result of `close()`.
+    """The result of `close()`. Its text has all numbers in one line.
 
     Attributes:
         delivered: records acknowledged since `close()` was called.
         failed: records that failed since then, including undelivered ones.
-        undelivered: batches without an outcome when the timeout passed.
+        undelivered: batches without an outcome when the timeout passed. Records of other threads
+            that were not in a batch by then are only in `by_topic`, as not sent.
         elapsed_s: duration of the close in seconds.
         complete: True if every record had its outcome in time.
+        by_topic: the same records by topic and outcome, in the order of the topics' names.
     """
 
     delivered: int
@@ -107,6 +140,15 @@ class DrainReport:
     undelivered: tuple[UndeliveredBatch, ...]
     elapsed_s: float
     complete: bool
+    by_topic: tuple[TopicDrain, ...] = ()
+
+    def __str__(self) -> str:
+        late = sum(batch.records for batch in self.undelivered)
+        text = f"{self.delivered} records delivered and {self.failed} failed"
+        if late:
+            text += f", {late} of them because the time was over,"
+        text += f" in {self.elapsed_s:.3f} s"
+        return "; ".join([text, *map(str, self.by_topic)])
 
 
 def validate_topic(name: object) -> str:

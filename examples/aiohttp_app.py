@@ -1,31 +1,37 @@
-"""An aiohttp service whose handler answers once Kafka has the event.
+"""An aiohttp service whose handler answers once Kafka has the event, with probes and a drain.
 
-pip install aiokprod aiohttp
-KAFKA_BOOTSTRAP=localhost:9092 python -m examples.aiohttp_app
+    pip install aiokprod aiohttp
+    KAFKA_BOOTSTRAP=localhost:9092 python -m examples.aiohttp_app
+
+At SIGTERM the server waits for requests (SHUTDOWN_S), then the producer drains (DRAIN_S).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
 from aiokprod import KafkaError, Producer
+from aiokprod.app import Probe, Probes, serving
 
 TOPIC = "clicks"
 PRODUCER: web.AppKey[Producer[bytes, bytes]] = web.AppKey("producer")
+DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
+SHUTDOWN_S = 8.0
 
 
 async def run_producer(app: web.Application) -> AsyncIterator[None]:
     """Starts the producer with the application and drains it at shutdown."""
     servers = os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092")
-    async with Producer(bootstrap_servers=servers) as producer:
+    producer = Producer(bootstrap_servers=servers, max_block_ms=5_000)
+    async with serving(producer, warm=[TOPIC], drain_s=DRAIN_S):
         app[PRODUCER] = producer
         yield
 
 
-async def click(request: web.Request) -> web.Response:
+async def event(request: web.Request) -> web.Response:
     """Stores the request body as it is; the visitor in the path is the key."""
     body = await request.read()
     visitor = request.match_info["visitor"].encode()
@@ -33,16 +39,44 @@ async def click(request: web.Request) -> web.Response:
         metadata = await request.app[PRODUCER].send(TOPIC, body, key=visitor, timeout=5.0)
     except KafkaError as error:
         return web.json_response({"error": error.message}, status=503)
-    return web.json_response({"partition": metadata.partition, "offset": metadata.offset})
+    return web.json_response(
+        {"partition": metadata.partition, "offset": metadata.offset}, status=201
+    )
+
+
+async def click(request: web.Request) -> web.Response:
+    """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
+    body = await request.read()
+    visitor = request.match_info["visitor"].encode()
+    try:
+        await request.app[PRODUCER].submit(TOPIC, body, key=visitor)
+    except KafkaError as error:
+        return web.json_response({"error": error.message}, status=503)
+    return web.Response(status=202)
+
+
+def probe(ask: Callable[[Probes], Probe]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A handler for a probe of Kubernetes."""
+
+    async def handler(request: web.Request) -> web.Response:
+        answer = ask(Probes(request.app[PRODUCER]))
+        return web.json_response(answer.body, status=answer.status)
+
+    return handler
 
 
 def make_app() -> web.Application:
     """The application; tests run it on another port."""
     app = web.Application()
     app.cleanup_ctx.append(run_producer)
+    app.router.add_post("/events/{visitor}", event)
     app.router.add_post("/clicks/{visitor}", click)
+    app.router.add_get("/kafka/livez", probe(Probes.live))
+    app.router.add_get("/kafka/readyz", probe(Probes.ready))
+    app.router.add_get("/kafka/startupz", probe(Probes.started))
     return app
 
 
 if __name__ == "__main__":
-    web.run_app(make_app())
+    port = int(os.environ.get("PORT", "8080"))
+    web.run_app(make_app(), port=port, shutdown_timeout=SHUTDOWN_S)

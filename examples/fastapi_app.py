@@ -1,9 +1,11 @@
-"""A FastAPI service whose handler answers once Kafka has the event.
+"""A FastAPI service whose handlers answer once Kafka has the event, with probes and a drain.
 
     pip install aiokprod fastapi uvicorn
-    KAFKA_BOOTSTRAP=localhost:9092 uvicorn examples.fastapi_app:app
+    KAFKA_BOOTSTRAP=localhost:9092 uvicorn examples.fastapi_app:app --timeout-graceful-shutdown 8
 
-The application has one producer, so that requests that arrive together share batches.
+The application has one producer, so that requests that arrive together share batches. At SIGTERM
+the server first waits for requests (8 s, above), then the producer drains (DRAIN_S): together less
+than the 30 s after which Kubernetes kills the container.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 
 from aiokprod import JsonSerializer, KafkaError, Outcome, Producer, StringSerializer
+from aiokprod.app import probes, serving
 
 TOPIC = "events"
+DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
 
 
 @asynccontextmanager
@@ -31,23 +35,54 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         request_timeout_ms=5_000,
         max_block_ms=5_000,
     )
-    async with producer:
-        app.state.producer = producer
+    async with serving(producer, warm=[TOPIC], drain_s=DRAIN_S) as app.state.producer:
         yield
 
 
+def producer_of(request: Request) -> Producer[str, Any]:
+    """The dependency of the handlers."""
+    producer: Producer[str, Any] = request.app.state.producer
+    return producer
+
+
+Kafka = Annotated[Producer[str, Any], Depends(producer_of)]
+
 app = FastAPI(lifespan=lifespan)
+app.mount("/kafka", probes(lambda: getattr(app.state, "producer", None)))
+
+
+def unavailable(error: KafkaError) -> HTTPException:
+    """The response for an event that Kafka does not have, or may not have."""
+    # NOT_SENT and REJECTED: not in the topic, so the client may repeat the request.
+    # UNKNOWN: it may be in the topic, and repeating the request may duplicate it.
+    again = error.outcome is not Outcome.UNKNOWN
+    return HTTPException(503, {"error": error.message, "safe_to_repeat": again})
 
 
 @app.post("/events/{user}", status_code=201)
-async def record_event(user: str, event: dict[str, Any], request: Request) -> dict[str, Any]:
+async def record_event(user: str, event: dict[str, Any], producer: Kafka) -> dict[str, Any]:
     """Stores an event. The user is the key, so events of one user keep their order."""
-    producer = request.app.state.producer
     try:
         metadata = await producer.send(TOPIC, event, key=user)
     except KafkaError as error:
-        # NOT_SENT and REJECTED: not in the topic, so the client may repeat the request.
-        # UNKNOWN: it may be in the topic, and repeating the request may duplicate it.
-        again = error.outcome is not Outcome.UNKNOWN
-        raise HTTPException(503, {"error": error.message, "safe_to_repeat": again}) from error
+        raise unavailable(error) from error
     return {"partition": metadata.partition, "offset": metadata.offset}
+
+
+@app.post("/sync-events/{user}", status_code=201)
+def record_event_in_thread(user: str, event: dict[str, Any], producer: Kafka) -> dict[str, Any]:
+    """The same for synchronous code, which FastAPI runs in a thread."""
+    try:
+        metadata = producer.send_threadsafe(TOPIC, event, key=user).result()
+    except KafkaError as error:
+        raise unavailable(error) from error
+    return {"partition": metadata.partition, "offset": metadata.offset}
+
+
+@app.post("/clicks/{user}", status_code=202)
+async def record_click(user: str, event: dict[str, Any], producer: Kafka) -> None:
+    """Accepts an event that is sent later. If the process is asked to end, the drain sends it."""
+    try:
+        await producer.submit(TOPIC, event, key=user)
+    except KafkaError as error:
+        raise unavailable(error) from error

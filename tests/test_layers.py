@@ -18,7 +18,7 @@ FOUNDATION = {
     "topic_profiles",
 }  # fmt: skip
 """Public values and extension points, and what they are made of."""
-FACADE = {"producer", "_client"}
+FACADE = {"app", "blocking", "producer", "_client"}
 ALLOWED = {
     "_core": {"_core"},
     "_arrow": {"_core", "_arrow"},

@@ -9,21 +9,21 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from aiokprod._client.status import DrainCounter
+from aiokprod._client.drain import EMPTY_DRAIN, Drain
 from aiokprod._client.transactions import abort_on_close
 from aiokprod._client.validation import check_timeout
 from aiokprod._engine.metadata.bootstrap import check_bootstrap
 from aiokprod.errors import ForkedProcess, KafkaError, Outcome, ProducerClosed, WrongLoop
-from aiokprod.records import DrainReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokprod._client.runtime import Runtime
+    from aiokprod._client.thread_queue import ThreadQueue
     from aiokprod._client.user_hooks import UserHooks
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
-    from aiokprod.observer import Metrics
+    from aiokprod.records import DrainReport
 
 _live: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
@@ -35,6 +35,8 @@ class Lifecycle:
         runtime: the parts that belong to the event loop; None until the producer is started.
         closed: `close` was called.
         forked: this process is a child of the one in which the producer was started.
+        thread_queue: the records of other threads; None until the producer is started.
+        drain_report: the result of `close`; None until it has ended.
     """
 
     def __init__(
@@ -42,17 +44,17 @@ class Lifecycle:
         config: ProducerConfig,
         environment: Environment,
         client_id: str,
-        metrics: Metrics,
         hooks: UserHooks,
         launch: Callable[[], Runtime],
     ) -> None:
         self.runtime: Runtime | None = None
         self.closed = False
         self.forked = False
+        self.thread_queue: ThreadQueue | None = None
+        self.drain_report: DrainReport | None = None
         self._config = config
         self._environment = environment
         self._client_id = client_id
-        self._metrics = metrics
         self._hooks = hooks
         self._launch = launch
         self._closing: asyncio.Task[DrainReport] | None = None
@@ -74,27 +76,50 @@ class Lifecycle:
         check_timeout("close", timeout)
         self.check_loop_and_process()
         if self._closing is None or self._closing.cancelled():
-            self.closed = True
-            if self.runtime is not None:
-                self.runtime.fast_path.stop()  # at once: `submit` does not check `closed`
+            if self.thread_queue is None or self.thread_queue.is_empty:
+                self._stop()  # at once; else when the records of other threads are in batches
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
         try:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             if self.runtime is not None and not self._closing.done():
+                if self.thread_queue is not None:
+                    self.thread_queue.give_up()
                 self.runtime.flushes.give_up()
             raise
 
+    def _stop(self) -> None:
+        """Reject further calls."""
+        self.closed = True
+        if self.runtime is not None:
+            self.runtime.fast_path.stop()  # `submit` does not check `closed`
+
+    async def close_at_exit(self) -> DrainReport:
+        """`close` at the end of ``async with``, which cannot be given a timeout."""
+        timeout_ms = self._config.close_timeout_ms
+        return await self.close(None if timeout_ms < 0 else timeout_ms / 1000)
+
     async def _close(self, timeout: float | None) -> DrainReport:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
         runtime = self.runtime
         if runtime is None:
+            self._stop()
             self._hooks.close()
-            return DrainReport(0, 0, (), 0.0, complete=True)
-        deadline = math.inf if timeout is None else start + timeout
-        counter = DrainCounter(self._metrics)
+            self.drain_report = EMPTY_DRAIN
+        else:
+            self.drain_report = await self._drain_and_close(runtime, timeout)
+        return self.drain_report
+
+    async def _drain_and_close(self, runtime: Runtime, timeout: float | None) -> DrainReport:
+        loop = asyncio.get_running_loop()
+        deadline = math.inf if timeout is None else loop.time() + timeout
+        drain = Drain(runtime.accumulator.incomplete, loop, self._client_id)
+        try:
+            if self.thread_queue is not None:
+                await self.thread_queue.finish(drain, deadline)
+        except asyncio.CancelledError:
+            deadline = loop.time()
+        self._stop()
         runtime.stop_accepting(
             ProducerClosed("the producer was closed while the send was in progress")
         )
@@ -107,12 +132,12 @@ class Lifecycle:
         except asyncio.CancelledError:
             # This very task was cancelled (a "cancel everything" shutdown): end at once.
             deadline = loop.time()
-        undelivered = counter.undelivered(runtime.accumulator.incomplete)
+        drain.give_up(runtime.accumulator.incomplete)
         try:
             await runtime.close(loop.time() if timeout == 0 else deadline)
         finally:
             self._hooks.close()
-        return counter.report(undelivered, loop.time() - start)
+        return drain.report()
 
     def warn_if_unclosed(self, producer: object) -> None:
         """Issue a ResourceWarning if a started producer is dropped without `close`."""
@@ -131,11 +156,7 @@ class Lifecycle:
 
         Before the start the producer has no loop; then, with `running`, some loop must be running.
         """
-        if self.forked:
-            raise ForkedProcess(
-                "this producer was started before the process forked; its connections belong to "
-                "the parent. Create a producer in each process, after the fork"
-            )
+        self._check_process()
         runtime = self.runtime
         if runtime is None and not running:
             return
@@ -146,14 +167,22 @@ class Lifecycle:
         if runtime is None:
             if here is None:
                 raise WrongLoop(
-                    "no event loop runs in this thread: call the producer from its loop, or send "
-                    "records with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
+                    "no event loop runs in this thread: call the producer from its loop, send "
+                    "records with producer.send_threadsafe(...) once it is started, or other "
+                    "coroutines with asyncio.run_coroutine_threadsafe(producer.send(...), loop)"
                 )
         elif here is not runtime.loop:
             raise WrongLoop(
                 "this producer was started on another event loop than the one running here; use "
-                "one producer per loop, or send records with "
+                "one producer per loop, or send records with producer.send_threadsafe(...) or "
                 "asyncio.run_coroutine_threadsafe"
+            )
+
+    def _check_process(self) -> None:
+        if self.forked:
+            raise ForkedProcess(
+                "this producer was started before the process forked; its connections belong to "
+                "the parent. Create a producer in each process, after the fork"
             )
 
     def usable(self) -> Runtime:
@@ -203,6 +232,25 @@ class Lifecycle:
         if self.closed:
             raise ProducerClosed("the producer was closed while the send was in progress")
 
+    def accepting_from_threads(self) -> ThreadQueue:
+        """The queue for records of other threads.
+
+        Raises:
+            ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
+            WrongLoop: it is not started, and so has no event loop yet.
+        """
+        self._check_process()
+        if self.closed:
+            raise ProducerClosed("the producer is closed; create a new one")
+        if self.runtime is None or self.thread_queue is None:
+            raise WrongLoop(
+                "the producer is not started, so its event loop is not known: call "
+                "`await producer.start()` on it before other threads send records"
+            )
+        if self.runtime.failure is not None:
+            raise self.runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)
+        return self.thread_queue
+
     def started(self) -> Runtime:
         """The runtime of a producer that was started."""
         assert self.runtime is not None, "only called once the producer is started"
@@ -212,6 +260,8 @@ class Lifecycle:
         self.forked = self.runtime is not None
         if self.runtime is not None:
             self.runtime.fast_path.stop()
+        if self.thread_queue is not None:
+            self.thread_queue.forked = True
 
 
 def _after_fork() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._backoff import ExponentialBackoff
 from aiokprod._client.delivery_watch import DeliveryWatch
 from aiokprod._client.fast_path import FastPathSwitch
+from aiokprod._client.late_executor import LateExecutor
 from aiokprod._client.topic_slots import TopicSlots
 from aiokprod._client.validation import check_timeout
 from aiokprod._client.waiting import shortest_stall
@@ -99,7 +99,7 @@ class Runtime:
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
         topic_settings = TopicSettingsTable(config, configured_codec(config))
         compresses = topic_settings.compresses
-        self._executor = ThreadPoolExecutor(2, "aiokprod-codec") if compresses else None
+        self._executor = LateExecutor(2, "aiokprod-codec") if compresses else None
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
         """Make the sender look at its queues in the next pass of the loop."""

@@ -31,6 +31,18 @@ def _withdrawn(message: str, topic: str, partition: int) -> KafkaError:
 report_withdrawals_with(_withdrawn)
 
 
+def late_error(delivery: Delivery, timeout: float) -> DeliveryTimeout:
+    """The error of a call that gave up waiting for a record after `timeout` seconds, and cancelled
+    its handle."""
+    withdrawn = delivery.withdrawn
+    return DeliveryTimeout(
+        f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
+        f"{timeout} s; the record "
+        + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
+        outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
+    )
+
+
 class RecordSubmitter:
     """Checks a record's arguments and sends it by the slow path.
 
@@ -125,12 +137,6 @@ class RecordSubmitter:
 
     def timed_out(self, delivery: Delivery, timeout: float) -> DeliveryTimeout:
         """The error of `send` if its timeout has ended the wait for the record."""
-        withdrawn = delivery.withdrawn
-        late = DeliveryTimeout(
-            f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
-            f"{timeout} s; the record "
-            + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
-            outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
-        )
+        late = late_error(delivery, timeout)
         self._lifecycle.started().state.gate.on_refused(late)
         return late

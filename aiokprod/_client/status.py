@@ -1,4 +1,4 @@
-"""The status of a producer: drain report and health."""
+"""The status of a producer: health and explanation."""
 
 from __future__ import annotations
 
@@ -6,50 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiokprod._client.waiting import waiting
-from aiokprod._engine.sender.retry_policy import outcome_of
-from aiokprod.errors import Outcome
-from aiokprod.records import DrainReport, UndeliveredBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.waiting import Waiting
-    from aiokprod._engine.buffer.producer_batch import ProducerBatch
-    from aiokprod.observer import Metrics
-
-
-class DrainCounter:
-    """Counts records for the `DrainReport` of a `close`, from its construction on."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._before = dict(metrics.counters)
-
-    @staticmethod
-    def undelivered(batches: Iterable[ProducerBatch]) -> tuple[UndeliveredBatch, ...]:
-        """Note the batches that will not be delivered."""
-        return tuple(
-            UndeliveredBatch(
-                batch.topic_partition,
-                batch.core.record_count,
-                Outcome.UNKNOWN if batch.in_flight else outcome_of(batch),
-            )
-            for batch in batches
-        )
-
-    def report(self, undelivered: tuple[UndeliveredBatch, ...], elapsed_s: float) -> DrainReport:
-        """The report once everything has its outcome."""
-        return DrainReport(
-            delivered=self._since("records_acknowledged"),
-            failed=self._since("records_failed"),
-            undelivered=undelivered,
-            elapsed_s=elapsed_s,
-            complete=not undelivered,
-        )
-
-    def _since(self, counter: str) -> int:
-        return self._metrics.counters[counter] - self._before[counter]
 
 
 @dataclass(frozen=True, slots=True)

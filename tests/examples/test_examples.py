@@ -85,8 +85,8 @@ def test_aiohttp_app_answers_with_the_place_of_the_click(cluster: MockCluster) -
         async with TestClient(TestServer(aiohttp_app.make_app())) as client:
             places = []
             for number in range(5):
-                async with client.post("/clicks/bob", data=b"click %d" % number) as answer:
-                    assert answer.status == 200
+                async with client.post("/events/bob", data=b"click %d" % number) as answer:
+                    assert answer.status == 201
                     places.append(await answer.json())
             return places
 

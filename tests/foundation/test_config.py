@@ -34,6 +34,7 @@ RANGES = {
     "elastic_batch_size": (0, 0, INT32),
     "buffer_memory": (33_554_432, 1, INT64),
     "max_block_ms": (60_000, 0, INT64),
+    "close_timeout_ms": (20_000, -1, INT64),
     "max_request_size": (1_048_576, 1, INT32),
     "compression_gzip_level": (-1, -1, 9),
     "compression_lz4_level": (9, 1, 17),

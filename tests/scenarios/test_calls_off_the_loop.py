@@ -162,7 +162,8 @@ def test_inspect_tells_which_calls_have_to_be_awaited() -> None:
     }
     plain = {name for name, is_coroutine_function in public.items() if not is_coroutine_function}
     assert plain == {
-        "explain", "health", "metrics", "table_sender", "transaction", "try_submit",
+        "explain", "health", "metrics", "send_threadsafe", "table_sender", "transaction",
+        "try_submit",
     }  # fmt: skip
     assert {"submit", "send", "send_many", "send_table", "flush", "close"} < public.keys() - plain
 

@@ -1,0 +1,137 @@
+"""The drain of `close()`: counts the outcomes of the records that were pending, and logs them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._core.batch import ACKNOWLEDGED, SPLIT
+from aiokprod._engine.sender.retry_policy import outcome_of
+from aiokprod.errors import Outcome
+from aiokprod.records import DrainReport, TopicDrain, UndeliveredBatch
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
+    from aiokprod._core.batch import BatchCore
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+
+logger = logging.getLogger("aiokprod")
+
+SLOW_DRAIN: Final = 1.0
+"""Seconds after which a drain that is in progress is logged."""
+
+EMPTY_DRAIN: Final = DrainReport(0, 0, (), 0.0, complete=True)
+"""The report of a producer that was not started."""
+
+
+class Drain:
+    """Follows the batches that have no outcome when `close()` is called.
+
+    Args:
+        batches: all of them. A batch that is split meanwhile is followed through its parts.
+        loop: its clock measures the duration.
+        client_id: of the producer, for the log.
+    """
+
+    def __init__(
+        self, batches: Iterable[ProducerBatch], loop: asyncio.AbstractEventLoop, client_id: str
+    ) -> None:
+        self._cores = dict.fromkeys(batch.core for batch in batches)
+        self._refused: Counter[str] = Counter()
+        self._loop = loop
+        self._client_id = client_id
+        self._start = loop.time()
+        self._undelivered: tuple[UndeliveredBatch, ...] = ()
+        self._slow = loop.call_later(SLOW_DRAIN, self._log_slow)
+
+    def follow(self, core: BatchCore) -> None:
+        """Count the records of a batch that was opened since, for records that came before."""
+        self._cores[core] = None
+
+    def refused(self, topic: str) -> None:
+        """Count a record that was accepted from another thread, and never was in a batch."""
+        self._refused[topic] += 1
+
+    def _log_slow(self) -> None:
+        waiting: Counter[str] = Counter()
+        for core in self._settling():
+            if not core.settled:
+                waiting[core.topic] += core.record_count
+        topics = ", ".join(f"{records} to {topic}" for topic, records in sorted(waiting.items()))
+        logger.info("%s: closing, records are still to be delivered: %s", self._client_id, topics)
+
+    def give_up(self, batches: Iterable[ProducerBatch]) -> None:
+        """End the drain: note the batches that still have no outcome."""
+        self._slow.cancel()
+        self._undelivered = tuple(
+            UndeliveredBatch(
+                batch.topic_partition,
+                batch.core.record_count,
+                Outcome.UNKNOWN if batch.in_flight else outcome_of(batch),
+            )
+            for batch in batches
+        )
+
+    def report(self) -> DrainReport:
+        """The report, logged, once every record has its outcome."""
+        topics: dict[str, Counter[Outcome | None]] = {}
+        for core in self._settling():
+            _count(core, topics.setdefault(core.topic, Counter()))
+        for topic, records in self._refused.items():
+            topics.setdefault(topic, Counter())[Outcome.NOT_SENT] += records
+        by_topic = tuple(
+            TopicDrain(
+                topic,
+                delivered=found[None],
+                not_sent=found[Outcome.NOT_SENT],
+                rejected=found[Outcome.REJECTED],
+                unknown=found[Outcome.UNKNOWN],
+            )
+            for topic, found in sorted(topics.items())
+            if found.total()
+        )
+        report = DrainReport(
+            delivered=sum(topic.delivered for topic in by_topic),
+            failed=sum(topic.failed for topic in by_topic),
+            undelivered=self._undelivered,
+            elapsed_s=self._loop.time() - self._start,
+            complete=not self._undelivered and not self._refused,
+            by_topic=by_topic,
+        )
+        log_report(report, self._client_id)
+        return report
+
+    def _settling(self) -> Iterable[BatchCore]:
+        """The batches that hold the records."""
+        for core in self._cores:
+            yield from _parts(core)
+
+
+def log_report(report: DrainReport, client_id: str) -> None:
+    """Log a report: ERROR if the limit ended the drain, WARNING if records failed, else INFO."""
+    level = logging.INFO
+    if not report.complete:
+        level = logging.ERROR
+    elif report.failed:
+        level = logging.WARNING
+    logger.log(level, "%s: closed, %s", client_id, report)
+
+
+def _parts(core: BatchCore) -> Iterable[BatchCore]:
+    """The batches that hold the records of `core`: itself, or its parts if it was split."""
+    if core.state == SPLIT:
+        for part in core.parts or ():
+            yield from _parts(part)
+    else:
+        yield core
+
+
+def _count(core: BatchCore, found: Counter[Outcome | None]) -> None:
+    """Add the outcomes of the records of a settled batch; None stands for delivered."""
+    if core.state == ACKNOWLEDGED:
+        found[None] += core.record_count
+    elif core.error is not None:  # else all records were withdrawn
+        found[core.error.outcome] += core.record_count

@@ -1,0 +1,41 @@
+"""An executor for producers that drain while the interpreter shuts down."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LateExecutor(ThreadPoolExecutor):
+    """A `ThreadPoolExecutor` that still works in functions registered with `atexit`.
+
+    Those run after the threads of all executors were ended and, since Python 3.12, when no thread
+    can be started. Functions then run in the calling thread, which blocks its event loop.
+    """
+
+    _is_shut_down = False
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """As `Executor.submit`."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            if self._is_shut_down:
+                raise
+        done: Future[R] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As `Executor.shutdown`."""
+        self._is_shut_down = True
+        super().shutdown(wait, cancel_futures=cancel_futures)

@@ -1,0 +1,447 @@
+"""Records of other threads: they put them into a queue, the event loop appends them in groups.
+
+One `call_soon_threadsafe`, which writes to a pipe, serves all records that arrive until the loop
+gets to run. Records of a thread to one topic keep their order. A record that has to wait for
+metadata or memory delays only later records to its topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import threading
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from aiokprod._client.record_future import Fields, RecordFuture
+from aiokprod._core.batch import Delivery
+from aiokprod.errors import (
+    BufferFull,
+    BufferTimeout,
+    ForkedProcess,
+    KafkaError,
+    Outcome,
+    ProducerClosed,
+    WrongLoop,
+)
+from aiokprod.records import TopicPartition, validate_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiokprod._client.drain import Drain
+    from aiokprod._client.runtime import Runtime
+    from aiokprod._client.send import RecordSubmitter
+    from aiokprod._core.batch import RecordMetadata
+    from aiokprod._core.serialization import SerializedRecord
+
+logger = logging.getLogger(__name__)
+
+GROUP: Final = 256
+"""Records that are appended in one go; then other callbacks of the loop run."""
+
+BUSY: Final = 20_000
+"""If more records arrive per second, the loop takes the next ones after a pause: otherwise it
+competes with the callers for the interpreter and sends small batches."""
+
+PAUSE: Final = 0.002
+"""That pause, s."""
+
+MAX_RECORDS: Final = 10_000
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""Limits of what may be in the queue; more wait in `put`. A single record may be larger."""
+
+UNKNOWN_SIZE: Final = 256
+"""Assumed size of a key or value that is not serialized yet, bytes."""
+
+_CLOSED: Final = "the producer was closed before the record was in a batch; it was not sent"
+
+_Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
+"""A record that waits, what the fast path has done for it, and when its wait ends (loop time)."""
+
+
+class _Line(NamedTuple):
+    """The records of a topic that wait, in order, and the task that appends them.
+
+    `records` also has the futures of flushes, which are done when the records before are.
+    """
+
+    records: deque[_Waiting | asyncio.Future[None]]
+    task: asyncio.Task[None]
+
+
+class ThreadQueue:
+    """Takes records of other threads for one producer.
+
+    Args:
+        submitter: appends the records that have to wait.
+        max_block: seconds that a record may wait for metadata and memory, and a caller for room in
+            the queue.
+
+    Attributes:
+        loop, thread: the event loop of the producer, and the identifier of its thread.
+        forked: this process is a child of that of the loop.
+        outcomes: lock of the states of all its futures.
+    """
+
+    def __init__(self, runtime: Runtime, submitter: RecordSubmitter, max_block: float) -> None:
+        self.loop = runtime.loop
+        self.thread = threading.get_ident()
+        self.forked = False
+        # Both locks are reentrant: a signal handler that interrupts the main thread may send too.
+        self.outcomes = threading.RLock()
+        self._room = threading.Condition()
+        self._runtime = runtime
+        self._appender = runtime.appender
+        self._submitter = submitter
+        self._max_block = max_block
+        self._records: deque[RecordFuture] = deque()
+        self._is_scheduled = False
+        self._last_take = 0.0
+        self._taken = 0  # records that have left `_records`
+        self._lines: dict[str, _Line] = {}
+        self._parked = 0  # records in lines
+        # Bytes are added by callers and taken off by the loop: two counters, each with one owner.
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._callers_waiting = 0
+        self._refusal: KafkaError | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._drain: Drain | None = None
+        self._unretrieved: deque[BaseException] = deque()
+
+    # -- in any thread --------------------------------------------------------------------------
+
+    def put(self, *fields: *Fields) -> RecordFuture:
+        """Queue a record; see `Producer.send_threadsafe`."""
+        validate_topic(fields[0])
+        size = _size(fields[1]) + _size(fields[2])
+        context = contextvars.copy_context() if self._appender.calls_user else None
+        record = RecordFuture(self, fields, size, context)
+        with self._room:
+            if self._refusal is not None or not self._has_room(size):
+                self._wait_for_room(fields[0], size)
+            self._records.append(record)
+            self._bytes_in += size
+            if self._is_scheduled:
+                return record
+            self._is_scheduled = True
+        try:
+            self.loop.call_soon_threadsafe(self._take)
+        except RuntimeError:
+            self._on_loop_closed()
+        return record
+
+    def _has_room(self, size: int) -> bool:
+        records = len(self._records) + self._parked
+        used = self._bytes_in - self._bytes_out
+        return records == 0 or (records < MAX_RECORDS and used + size <= MAX_BYTES)
+
+    def _wait_for_room(self, topic: str, size: int) -> None:
+        """Called with the lock, which it gives up while it waits."""
+        if threading.get_ident() == self.thread and self._refusal is None:
+            raise BufferFull(
+                f"{topic}: the queue for records of other threads is full; the producer's event "
+                "loop cannot wait for itself, use `await producer.send(...)`"
+            )
+        self._callers_waiting += 1
+        try:
+            found = self._room.wait_for(
+                lambda: self._refusal is not None or self._has_room(size), self._max_block
+            )
+        finally:
+            self._callers_waiting -= 1
+        if self._refusal is not None:
+            raise self._refusal.copy()
+        if not found:
+            raise BufferTimeout(
+                f"{topic}: the queue for records of other threads was full for "
+                f"{self._max_block} s (max_block_ms)"
+            )
+
+    def _on_loop_closed(self) -> None:
+        """The loop was closed although the producer was not."""
+        error = ProducerClosed("the event loop of the producer is closed")
+        with self._room:
+            self._refusal = error.with_(outcome=Outcome.NOT_SENT)
+            self._room.notify_all()
+        while self._records:
+            self._records.popleft().fail(self._refusal.copy())
+
+    def check_waiting(self) -> None:
+        """Raise if waiting for a record here could not end."""
+        if self.forked:
+            raise ForkedProcess(
+                "the record was sent before the process forked; its outcome is known in the parent"
+            )
+        if threading.get_ident() == self.thread:
+            raise WrongLoop(
+                "waiting for a record on the producer's event loop would block that loop: use "
+                "`await producer.send(...)`, or asyncio.wrap_future"
+            )
+
+    def on_unretrieved(self, error: BaseException) -> None:
+        """A future died with an error that no caller has retrieved. May be called by the garbage
+        collector, so that it takes no lock."""
+        self._unretrieved.append(error)
+        if len(self._unretrieved) == 1 and not self.forked:
+            try:
+                self.loop.call_soon_threadsafe(self._report_unretrieved)
+            except RuntimeError:  # the loop is closed
+                self._report_unretrieved()
+
+    # -- on the loop ----------------------------------------------------------------------------
+
+    def _report_unretrieved(self) -> None:
+        """Log and count the failures that no caller has retrieved, once for each partition."""
+        found: Counter[TopicPartition] = Counter()
+        first: dict[TopicPartition, KafkaError] = {}
+        while self._unretrieved:
+            error = self._unretrieved.popleft()
+            if not isinstance(error, KafkaError):
+                logger.error("sending a record of another thread failed", exc_info=error)
+                continue
+            partition = -1 if error.partition is None else error.partition
+            where = TopicPartition(error.topic or "", partition)
+            found[where] += 1
+            first.setdefault(where, error)
+        for where, records in found.items():
+            self._runtime.observer.on_unretrieved_failure(where, records, first[where])
+            logger.error(
+                "%d records of other threads failed and their futures were not read, the first "
+                "one: %s", records, first[where],
+            )  # fmt: skip
+
+    def _take(self) -> None:
+        """Append the records that have arrived, a group in one go."""
+        now = self.loop.time()
+        busy = len(self._records) > BUSY * (now - self._last_take)
+        self._last_take = now
+        if not busy:
+            self._is_scheduled = False  # first: what arrives from now on is taken or schedules
+        try:
+            for _ in range(min(GROUP, len(self._records))):
+                record = self._records.popleft()
+                self._taken += 1
+                self._append(record)
+        finally:
+            if busy and len(self._records) < GROUP:
+                self.loop.call_later(PAUSE, self._take)
+            elif self._records and not self._is_scheduled:
+                self._is_scheduled = True
+                self.loop.call_soon(self._take)
+            elif busy:
+                self.loop.call_soon(self._take)
+            self._make_room()
+
+    def _append(self, record: RecordFuture) -> None:
+        """Append a record, or let it wait in the line of its topic."""
+        if record.fields[0] in self._lines:
+            self._park(record, None)
+            return
+        has_ended, serialized = self._try_append(record)
+        if has_ended:
+            self._bytes_out += record.size
+        else:
+            self._park(record, serialized)
+
+    def _try_append(self, record: RecordFuture) -> tuple[bool, SerializedRecord | None]:
+        """Append a record if the fast path can. True if it is in a batch, has failed or was
+        cancelled; else what the fast path has done for it."""
+        if record.done():
+            record.end_cancelled()
+            return True, None
+        try:
+            if record.context is None:
+                result = self._appender.try_append(*record.fields, record.settle)
+            else:
+                result = record.context.run(
+                    self._appender.try_append, *record.fields, record.settle
+                )
+        except BaseException as error:
+            record.fail(error)
+            if not isinstance(error, Exception):
+                raise
+            return True, None
+        if isinstance(result, Delivery):
+            self._on_appended(record, result)
+            return True, None
+        return False, result
+
+    def _on_appended(self, record: RecordFuture, delivery: Delivery) -> None:
+        record.appended(delivery)
+        if self._drain is not None:
+            self._drain.follow(delivery.core)
+
+    def _make_room(self) -> None:
+        if self._callers_waiting:
+            with self._room:
+                self._room.notify_all()
+        if self._idle is not None and self.is_empty and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _park(self, record: RecordFuture, serialized: SerializedRecord | None) -> None:
+        topic = record.fields[0]
+        line = self._lines.get(topic)
+        if line is None:
+            records: deque[_Waiting | asyncio.Future[None]] = deque()
+            task = self.loop.create_task(
+                self._append_waiting(topic, records), name="aiokprod-records-of-threads"
+            )
+            line = self._lines[topic] = _Line(records, task)
+            task.add_done_callback(partial(self._on_line_ended, topic))
+        line.records.append((record, serialized, self.loop.time() + self._max_block))
+        self._parked += 1
+
+    async def _append_waiting(
+        self, topic: str, records: deque[_Waiting | asyncio.Future[None]]
+    ) -> None:
+        """Append the records in the line of a topic, one after the other, until it is empty."""
+        while records:
+            waiting = records.popleft()
+            if isinstance(waiting, asyncio.Future):
+                _pass(waiting)
+                continue
+            record, serialized, deadline = waiting
+            try:
+                has_ended = False
+                if serialized is None:
+                    has_ended, serialized = self._try_append(record)
+                if not has_ended:
+                    await self._append_later(record, serialized, deadline)
+                elif len(records) % GROUP == 0:
+                    await asyncio.sleep(0)
+            finally:
+                self._parked -= 1
+                self._bytes_out += record.size
+                self._make_room()
+        del self._lines[topic]  # without a wait since the line was found empty
+        self._make_room()
+
+    async def _append_later(
+        self, record: RecordFuture, serialized: SerializedRecord | None, deadline: float
+    ) -> None:
+        block = max(0.0, deadline - self.loop.time())
+        link = _RecordLink(record)
+        task = self.loop.create_task(
+            self._submitter.append(*record.fields, serialized, link.settle, block=block),
+            context=record.context,
+        )
+        record.waits(task)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            self._refuse([record])
+            raise
+        if task.cancelled():
+            record.end_cancelled()
+        elif (error := task.exception()) is not None:
+            link.record = None
+            record.fail(error)
+        else:
+            self._on_appended(record, task.result())
+
+    def _on_line_ended(self, topic: str, task: asyncio.Task[None]) -> None:
+        """Refuse what is left in a line whose task was cancelled, maybe before it began."""
+        line = self._lines.get(topic)
+        if line is None or line.task is not task:
+            return
+        del self._lines[topic]
+        records = []
+        for waiting in line.records:
+            if isinstance(waiting, asyncio.Future):
+                _pass(waiting)
+            else:
+                records.append(waiting[0])
+        self._parked -= len(records)
+        self._bytes_out += sum(record.size for record in records)
+        self._refuse(records)
+        self._make_room()
+
+    async def flush(self) -> None:
+        """Return once every record that is in the queue now is in a batch or has failed."""
+        goal = self._taken + len(self._records)
+        while self._taken < goal:
+            if not self._is_scheduled:
+                self._take()
+            await asyncio.sleep(PAUSE)
+        marks: list[asyncio.Future[None]] = []
+        for line in self._lines.values():
+            marks.append(self.loop.create_future())
+            line.records.append(marks[-1])
+        if marks:
+            await asyncio.wait(marks)
+
+    # -- end ------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no record is in the queue. Records may arrive until `finish`."""
+        return not self._records and not self._lines
+
+    async def finish(self, drain: Drain, deadline: float) -> None:
+        """Accept no more records, and append those in the queue, at most until `deadline`.
+
+        The records that are still in the queue then fail. Cancellation: at once.
+        """
+        self._drain = drain
+        with self._room:
+            self._refusal = ProducerClosed("the producer is closed; create a new one")
+            self._room.notify_all()
+        try:
+            if not self.is_empty and deadline > self.loop.time():
+                self._idle = self.loop.create_future()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await self._idle
+        finally:
+            self.give_up()
+            if ending := [line.task for line in self._lines.values()]:
+                await asyncio.wait(ending)  # so that the report has their records
+
+    def give_up(self) -> None:
+        """Fail the records that are still in the queue."""
+        records = list(self._records)
+        self._records.clear()
+        self._bytes_out += sum(record.size for record in records)
+        self._refuse(records)
+        for line in list(self._lines.values()):
+            line.task.cancel()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _refuse(self, records: Iterable[RecordFuture]) -> None:
+        for record in records:
+            topic = record.fields[0]
+            if self._drain is not None:
+                self._drain.refused(topic)
+            record.fail(ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic))
+
+
+class _RecordLink:
+    """The `on_delivery` of a record that waits. The frames of its error have it in a variable; they
+    must not keep the record, or a failure that is not read would not be noticed."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: RecordFuture) -> None:
+        self.record: RecordFuture | None = record
+
+    def settle(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        if self.record is not None:
+            self.record.settle(metadata, error)
+
+
+def _pass(mark: asyncio.Future[None]) -> None:
+    if not mark.done():
+        mark.set_result(None)
+
+
+def _size(data: Any) -> int:
+    if data is None:
+        return 0
+    return len(data) if isinstance(data, (bytes, bytearray, str)) else UNKNOWN_SIZE

@@ -1,0 +1,498 @@
+"""The life of a producer in an application: start, warm-up, probes, drain at shutdown.
+
+Standard library only: `serving` fits every framework with lifespan functions, `probes` is an ASGI
+application, `run` is for scripts. Complete programs are in ``examples/``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from aiokprod._client.event_loops import new_event_loop
+from aiokprod._client.validation import check_timeout, checked_topics
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import ConfigError, DeliveryTimeout, KafkaError, Outcome
+from aiokprod.producer import Producer
+from aiokprod.records import DrainReport
+
+__all__ = ["Probe", "Probes", "probes", "run", "serving"]
+
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
+
+logger = logging.getLogger(__name__)
+
+WARM_RETRY: Final = 1.0
+"""Seconds between two attempts to warm up."""
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class _Life:
+    """What the probes know of a producer that `serving` runs.
+
+    Attributes:
+        topics: those to warm up.
+        warm_error: why they are not warm; None once they are.
+        draining: the end of `serving` has begun.
+    """
+
+    def __init__(self, topics: list[str]) -> None:
+        self.topics = topics
+        self.warm_error: str | None = "the warm-up has not ended" if topics else None
+        self.draining = False
+
+
+_lives: weakref.WeakKeyDictionary[Producer[Any, Any], _Life] = weakref.WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def serving(
+    producer: Producer[K, V],
+    *,
+    warm: Iterable[str] = (),
+    warm_required: bool = False,
+    drain_s: float | None = None,
+    on_report: Callable[[DrainReport], object] | None = None,
+) -> AsyncIterator[Producer[K, V]]:
+    """Run a producer for the duration of an application.
+
+    ::
+
+        @asynccontextmanager
+        async def lifespan(app):
+            producer = Producer(bootstrap_servers="localhost:9092")
+            async with serving(producer, warm=["orders"]) as app.state.producer:
+                yield
+
+    At the start: starts the producer and warms up. At the end: `probes` answers 503, and pending
+    records are sent for at most `drain_s` seconds.
+
+    Args:
+        producer: a new one.
+        warm: topics whose metadata are fetched and to whose leaders connections are made.
+        warm_required: wait for that, and fail if it fails. Otherwise it is done in the background
+            and repeated until it succeeds, so that the application starts although Kafka is down;
+            meanwhile the probes `/startupz` and `/readyz` answer 503, and the first failure is
+            logged as WARNING.
+        drain_s: limit of the drain in seconds; 0 fails pending records at once; None takes
+            close_timeout_ms. Must be less than the time after which the platform kills the
+            process, minus the time that the server waits for requests.
+        on_report: called with the report of the drain, which is also logged, and kept in
+            `producer.drain_report`.
+
+    Raises:
+        ConfigError: an argument is invalid, or no bootstrap server can be resolved.
+        MetadataTimeout, InvalidTopic, AuthorizationError, AuthenticationError: with
+            warm_required, see `Producer.warm`.
+        Others: as `Producer.start`.
+
+    Cancellation of the drain ends it at once; the report is still made.
+    """
+    topics = checked_topics("serving", warm)
+    check_timeout("serving", drain_s)
+    life = _Life(topics)
+    _lives[producer] = life
+    warming: asyncio.Task[None] | None = None
+    try:
+        await producer.start()
+        if topics and warm_required:
+            await producer.warm(topics)
+            life.warm_error = None
+        elif topics:
+            warming = asyncio.create_task(_keep_warming(producer, life), name="aiokprod-warm-up")
+    except BaseException:
+        await producer.close(0)
+        raise
+    try:
+        yield producer
+    finally:
+        life.draining = True
+        if warming is not None:
+            warming.cancel()
+        await _drain(producer, drain_s, on_report)
+
+
+async def _keep_warming(producer: Producer[Any, Any], life: _Life) -> None:
+    """Warm up until that has succeeded."""
+    level = logging.WARNING
+    while True:
+        try:
+            await producer.warm(life.topics)
+        except KafkaError as error:
+            if producer.health().state != "running":
+                return  # reported by every call
+            logger.log(level, "the warm-up failed and is repeated: %s", error)
+            level = logging.DEBUG
+            life.warm_error = f"the warm-up failed and is repeated: {error.message}"
+        else:
+            life.warm_error = None
+            logger.info("warmed up: %s", ", ".join(life.topics))
+            return
+        await asyncio.sleep(WARM_RETRY)
+
+
+async def _drain(
+    producer: Producer[Any, Any],
+    limit: float | None,
+    on_report: Callable[[DrainReport], object] | None,
+) -> DrainReport:
+    """Close the producer within `limit` seconds, and report."""
+    closing = producer._lifecycle.close_at_exit() if limit is None else producer.close(limit)
+    try:
+        report = await closing
+    except asyncio.CancelledError:
+        report = await producer.close()  # does not take long: the drain was given up
+        if on_report is not None:
+            on_report(report)
+        raise
+    if on_report is not None:
+        on_report(report)
+    return report
+
+
+# -- probes -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The answer of a probe.
+
+    Attributes:
+        ok: True for status 200, False for 503.
+        reasons: why it is not ok.
+    """
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return 200 if self.ok else 503
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The content of the response, to be sent as JSON."""
+        return {"status": "ok" if self.ok else "unavailable", "reasons": list(self.reasons)}
+
+
+class Probes:
+    """The probes of a producer, as methods and as an ASGI application; see `probes`."""
+
+    def __init__(
+        self,
+        producer: Producer[Any, Any] | Callable[[], Producer[Any, Any] | None],
+        *,
+        topics: Iterable[str] | None = None,
+        max_pressure: float = 0.9,
+        max_age_s: float | None = None,
+    ) -> None:
+        if not isinstance(producer, Producer) and not callable(producer):
+            raise ConfigError(
+                "probes: producer must be a Producer or a function that returns it, not "
+                f"{type(producer).__name__}"
+            )
+        check_timeout("probes", max_age_s)
+        if isinstance(max_pressure, bool) or not isinstance(max_pressure, (int, float)):
+            raise ConfigError(f"probes: max_pressure must be a number, not {max_pressure!r}")
+        if not 0 < max_pressure <= 1:
+            raise ConfigError(f"probes: max_pressure must be above 0 and up to 1: {max_pressure!r}")
+        self._producer = producer
+        self._topics = None if topics is None else checked_topics("probes", topics)
+        self._max_pressure = max_pressure
+        self._max_age = max_age_s
+        self._seen: set[str] = set()
+        self._probes: dict[str, Callable[[], Probe]] = {
+            "livez": self.live,
+            "readyz": self.ready,
+            "startupz": self.started,
+        }
+
+    def _current(self) -> Producer[Any, Any] | None:
+        return self._producer if isinstance(self._producer, Producer) else self._producer()
+
+    def live(self) -> Probe:
+        """Not ok if the producer has failed: then only a new one, or a restart, helps."""
+        producer = self._current()
+        health = None if producer is None else producer.health()
+        if health is not None and health.state == "failed":
+            return Probe(False, (f"the producer failed: {health.error}",))
+        return Probe(True)
+
+    def started(self) -> Probe:
+        """Ok once the producer is started and the warm-up of `serving` is done; then forever."""
+        producer = self._current()
+        if producer is None or producer.health().state == "new":
+            return Probe(False, ("the producer is not started",))
+        life = _lives.get(producer)
+        if life is not None and life.warm_error is not None:
+            return Probe(False, (life.warm_error,))
+        return Probe(True)
+
+    def ready(self) -> Probe:
+        """Ok while records can be sent: started, not draining, `Health.ok`, room in the buffer,
+        leaders known."""
+        started = self.started()
+        producer = self._current()
+        if not started.ok or producer is None:
+            return started
+        return self._ready(producer)
+
+    def _ready(self, producer: Producer[Any, Any]) -> Probe:
+        health = producer.health()
+        life = _lives.get(producer)
+        if health.state == "closed" or (life is not None and life.draining):
+            return Probe(False, ("the producer is being closed or is closed",))
+        if health.state == "failed":
+            return Probe(False, (f"the producer failed: {health.error}",))
+        reasons = []
+        if not health.brokers_known:
+            reasons.append("no metadata have been received yet")
+        elif not health.ok:
+            reasons.append(
+                f"the oldest record has had no outcome for {health.oldest_record_age_s:.1f} s"
+            )
+        elif self._max_age is not None and health.oldest_record_age_s > self._max_age:
+            reasons.append(
+                f"the oldest record has had no outcome for {health.oldest_record_age_s:.1f} s, "
+                f"more than {self._max_age} s"
+            )
+        if health.pressure > self._max_pressure:
+            reasons.append(
+                f"{health.pressure:.0%} of the buffer is in use, more than {self._max_pressure:.0%}"
+            )
+        topics = self._topics
+        if topics is None:
+            topics = [] if life is None else life.topics
+        reasons += [f"topic {topic} has no leader" for topic in self._leaderless(producer, topics)]
+        return Probe(not reasons, tuple(reasons))
+
+    def _leaderless(self, producer: Producer[Any, Any], topics: Iterable[str]) -> Iterator[str]:
+        """Those of the topics for which no leader of any partition is known.
+
+        A topic that is not in use for metadata_max_idle_ms is forgotten, which is no fault.
+        """
+        runtime = producer._lifecycle.runtime
+        if runtime is None:
+            return
+        snapshot = runtime.metadata.snapshot
+        for topic in topics:
+            known = snapshot.topics.get(topic)
+            if known is not None and known.available:
+                self._seen.add(topic)
+            elif known is not None or topic not in self._seen:
+                yield topic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application. Answers by the last part of the path, so it can be mounted."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await self._respond(scope, send)
+
+    async def _respond(self, scope: Scope, send: Send) -> None:
+        probe = self._probes.get(scope["path"].rstrip("/").rsplit("/", 1)[-1])
+        headers = [(b"cache-control", b"no-store")]
+        content: dict[str, object]
+        if probe is None:
+            status, content = 404, {"status": "not found", "probes": sorted(self._probes)}
+        elif scope["method"] not in ("GET", "HEAD"):
+            status, content = 405, {"status": "method not allowed"}
+            headers.append((b"allow", b"GET, HEAD"))
+        else:
+            answer = probe()
+            status, content = answer.status, answer.body
+        body = json.dumps(content).encode()
+        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        shown = b"" if scope["method"] == "HEAD" else body
+        await send({"type": "http.response.body", "body": shown})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing to start or stop, for servers that run the probes as a separate application."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def probes(
+    producer: Producer[Any, Any] | Callable[[], Producer[Any, Any] | None],
+    *,
+    topics: Iterable[str] | None = None,
+    max_pressure: float = 0.9,
+    max_age_s: float | None = None,
+) -> Probes:
+    """An ASGI application with the probes of Kubernetes for a producer, to be mounted.
+
+    ::
+
+        app.mount("/kafka", probes(lambda: app.state.producer))
+
+    - /livez answers 200 unless the producer has failed and must be replaced;
+    - /startupz once the producer is started and the warm-up of `serving` is done;
+    - /readyz from then on while `Health.ok`, the buffer has room and topics have leaders, until
+      `serving` ends or the producer is closed.
+
+    Else 503. The body is JSON, ``{"status": "ok", "reasons": []}``. A probe never waits and
+    contacts no broker: it says what the producer knows. Servers of other kinds call the methods
+    `live`, `started` and `ready` of the object.
+
+    Args:
+        producer: a `Producer`, or a function that returns the present one, or None before it
+            exists.
+        topics: those that must have a leader; None takes those that `serving` warms up. Others
+            become known with the first record to them.
+        max_pressure: largest part of buffer_memory in use (`Health.pressure`), above 0 and up
+            to 1.
+        max_age_s: largest age of the oldest record without an outcome, s; None leaves this to
+            `Health.ok`.
+
+    Raises:
+        ConfigError: an argument is invalid.
+    """
+    return Probes(producer, topics=topics, max_pressure=max_pressure, max_age_s=max_age_s)
+
+
+# -- scripts ------------------------------------------------------------------------------------
+
+
+def run(
+    main: Callable[[Producer[K, V]], Awaitable[T]],
+    producer: Producer[K, V] | ProducerConfig,
+    *,
+    warm: Iterable[str] = (),
+    warm_required: bool = False,
+    drain_s: float | None = None,
+    on_report: Callable[[DrainReport], object] | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = new_event_loop,
+) -> T:
+    """Run ``await main(producer)`` in a new event loop, drain the producer, return the result.
+
+    For scripts: takes the place of `asyncio.run`, and uses uvloop where it is installed.
+
+    SIGTERM and SIGINT (Ctrl-C) cancel `main`; then pending records are sent for at most `drain_s`
+    seconds. A second signal ends `main` and the drain at once, with the report. Further signals
+    have their usual effect. `main` may catch CancelledError to finish its work and return.
+
+    Args:
+        main: is called with the started producer.
+        producer: a new one, or its configuration.
+        warm, warm_required, drain_s, on_report: as in `serving`.
+        loop_factory: makes the event loop.
+
+    Returns:
+        The result of `main`.
+
+    Raises:
+        SystemExit: a signal ended `main`; the exit code is 128 + the number of the signal, as in a
+            shell: the work was not completed, although the records may be.
+        DeliveryTimeout: `main` returned, but records had no outcome when the drain ended.
+        RuntimeError: called while an event loop is running in this thread.
+        Others: what `main` and `serving` raise.
+    """
+    if isinstance(producer, ProducerConfig):
+        producer = Producer(producer)  # type: ignore[assignment]
+    if not isinstance(producer, Producer):
+        raise ConfigError(
+            f"run: producer must be a Producer or a ProducerConfig, not {type(producer).__name__}"
+        )
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError("run() cannot be called from a running event loop: use serving()")
+    given = producer
+    reports: list[DrainReport] = []
+
+    def reported(report: DrainReport) -> None:
+        reports.append(report)
+        if on_report is not None:
+            on_report(report)
+
+    async def serve() -> T:
+        async with serving(
+            given, warm=warm, warm_required=warm_required, drain_s=drain_s, on_report=reported
+        ):
+            return await main(given)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        result, received = runner.run(_until_signalled(serve))
+    if received is not None:
+        raise SystemExit(128 + received)
+    if not all(report.complete for report in reports):
+        raise DeliveryTimeout(
+            f"records had no outcome when the drain ended: {reports[-1]}", outcome=Outcome.UNKNOWN
+        )
+    return result  # type: ignore[return-value]
+
+
+async def _until_signalled(
+    function: Callable[[], Awaitable[T]],
+) -> tuple[T | None, int | None]:
+    """The result of the function, or the number of the signal that has cancelled it."""
+    task = asyncio.ensure_future(function())
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        logger.info(
+            "%s: %s",
+            signal.Signals(number).name,
+            "ending; a second signal ends the drain" if len(received) == 1 else "ending at once",
+        )
+        task.cancel()
+        if len(received) > 1:
+            restore()
+
+    restore = _handle_signals(on_signal)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:  # the runner, after a signal without handler
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+    finally:
+        restore()
+    if task.cancelled() and received:
+        return None, received[0]
+    return task.result(), None
+
+
+def _handle_signals(on_signal: Callable[[int], None]) -> Callable[[], None]:
+    """Call a function on the loop for SIGTERM and SIGINT; returns what restores the handlers.
+
+    Outside the main thread, signals cannot be handled, and nothing is done.
+    """
+    loop = asyncio.get_running_loop()
+    earlier = {}
+    for number in SIGNALS:
+        with contextlib.suppress(ValueError):  # not the main thread
+            # Not `loop.add_signal_handler`, which Windows does not have, and which would not
+            # restore the handler of the runner.
+            earlier[number] = signal.signal(
+                number, lambda number, _: loop.call_soon_threadsafe(on_signal, number)
+            )
+
+    def restore() -> None:
+        while earlier:
+            number, handler = earlier.popitem()
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    return restore

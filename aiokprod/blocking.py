@@ -1,0 +1,481 @@
+"""`Blocking`: a producer for synchronous code.
+
+It has an event loop in a separate thread, and so is the only part of this package that starts a
+thread for a producer. Everything else is as in `Producer`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
+
+from aiokprod._client.event_loops import ThreadedLoop
+from aiokprod._client.record_future import RecordFuture
+from aiokprod._client.send import late_error
+from aiokprod._client.validation import check_timeout, checked_config
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import (
+    DeliveryTimeout,
+    ForkedProcess,
+    KafkaError,
+    Outcome,
+    ProducerClosed,
+    WrongLoop,
+)
+from aiokprod.producer import Producer
+from aiokprod.records import DrainReport, RecordMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from aiokprod._client.status import Health
+    from aiokprod.environment import Environment
+    from aiokprod.interceptors import ProducerInterceptor
+    from aiokprod.observer import Observer
+    from aiokprod.partitioners import AnyPartitioner
+    from aiokprod.plugins import RecordPlugin
+    from aiokprod.records import Header
+    from aiokprod.serializers import AnySerializer, Serializer
+
+K = TypeVar("K")
+R = TypeVar("R")
+V = TypeVar("V")
+
+STOP_TIMEOUT: Final = 1.0
+"""Seconds that `close` waits for the thread, once the producer is closed."""
+
+
+class Blocking(Generic[K, V]):
+    """A producer for scripts, threads, Django, Celery and other synchronous code.
+
+    ::
+
+        with Blocking(bootstrap_servers="localhost:9092") as producer:
+            metadata = producer.send("topic", b"value", key=b"key")
+
+    Arguments as `Producer`. One object serves any number of threads, whose records share batches.
+    An event loop in a daemon thread, which the first call starts, runs the producer; serializers,
+    interceptors, plug-ins and partitioners are called in that thread, in a copy of the caller's
+    context.
+
+    A program that ends without `close` still sends what is pending: an `atexit` function closes
+    the object as the end of ``with`` does, within `close_timeout_ms`. That does not help if the
+    process is killed, or ends by a signal without a handler (SIGTERM) or by `os._exit`.
+
+    After a fork the child process starts another thread and another producer when it first uses the
+    object. Records that were pending at the fork belong to the parent. A transactional producer
+    that was started before the fork raises ForkedProcess in the child, because two processes with
+    one transactional_id would fence each other. Objects that are passed to the constructor are
+    used in both processes; their `configure` is called again in the child.
+
+    Raises:
+        ConfigError: as `Producer`.
+
+    All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
+    None of them may be called on the event loop of the object itself, where it would wait for
+    itself; there they raise WrongLoop.
+    """
+
+    @overload
+    def __init__(
+        self: Blocking[bytes, bytes],
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: None = None,
+        value_serializer: None = None,
+        **options: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Blocking[bytes, V],
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: None = None,
+        value_serializer: Serializer[V] | Callable[[V], Any],
+        **options: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Blocking[K, bytes],
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: Serializer[K] | Callable[[K], Any],
+        value_serializer: None = None,
+        **options: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: Serializer[K] | Callable[[K], Any],
+        value_serializer: Serializer[V] | Callable[[V], Any],
+        **options: Any,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        config: ProducerConfig | None = None,
+        /,
+        *,
+        key_serializer: AnySerializer | None = None,
+        value_serializer: AnySerializer | None = None,
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Any,
+    ) -> None:
+        self._config = checked_config(config, settings)
+        self._objects: dict[str, Any] = {
+            "key_serializer": key_serializer,
+            "value_serializer": value_serializer,
+            "partitioner": partitioner,
+            "interceptors": tuple(interceptors),
+            "plugins": tuple(plugins),
+            "observer": observer,
+            "environment": environment,
+        }
+        self._producer: Producer[K, V] = self._new_producer()
+        self._lock = threading.RLock()
+        self._thread: ThreadedLoop | None = None
+        self._closing: Future[DrainReport] | None = None
+        self._is_closed = False
+        self._refusal: KafkaError | None = None
+        _objects.add(self)
+
+    def _new_producer(self) -> Producer[K, V]:
+        return Producer(self._config, **self._objects)
+
+    # -- start and close ------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the thread and the producer, as `Producer.start`. The first call does it too.
+
+        Raises:
+            ConfigError: no bootstrap server can be resolved.
+            KafkaTimeout, TransactionError, BrokerError: with a transactional_id, see
+                `Producer.start`.
+            ProducerClosed, ForkedProcess: the producer is unusable.
+        """
+        self._running()
+        return self
+
+    def _running(self) -> ThreadedLoop:
+        """The thread, with a started producer."""
+        thread = self._thread
+        if thread is None or self._is_closed:
+            with self._lock:
+                if self._is_closed:
+                    raise ProducerClosed("the producer is closed; create a new one")
+                if self._refusal is not None:
+                    raise self._refusal.copy()
+                thread = self._thread
+                if thread is None:
+                    thread = self._start()
+        if thread.is_current:
+            raise WrongLoop(
+                "this would block the event loop of the producer, whose thread this is: call it "
+                "in another thread"
+            )
+        return thread
+
+    def _start(self) -> ThreadedLoop:
+        thread = ThreadedLoop("aiokprod-blocking")
+        try:
+            thread.run(self._producer.start())
+        except BaseException:
+            # As `Producer.__aenter__`: the producer cannot be used, the next call has a new one.
+            thread.run(self._producer.close(0))
+            thread.stop(STOP_TIMEOUT)
+            self._producer = self._new_producer()
+            raise
+        self._thread = thread
+        _open.add(self)
+        _close_at_exit_of_child_processes()
+        return thread
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close(0)
+            raise
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._begin_close_at_exit()
+        self.close()
+
+    def _begin_close_at_exit(self) -> None:
+        timeout_ms = self._config.close_timeout_ms
+        with self._lock:
+            self._begin_close(None if timeout_ms < 0 else timeout_ms / 1000)
+
+    def close(self, timeout: float | None = None) -> DrainReport:
+        """Send the pending records, then stop the producer and its thread.
+
+        Idempotent: later and concurrent calls get the same report.
+
+        Args:
+            timeout: limit in seconds for sending pending records; 0 fails them at once;
+                None waits until every record has its outcome (at most max_block_ms +
+                delivery_timeout_ms). The end of ``with`` waits for close_timeout_ms.
+
+        Records without an outcome at the timeout fail with ProducerClosed and are in the report.
+        An interrupted call (KeyboardInterrupt) fails pending records at once.
+
+        Raises:
+            ConfigError: timeout is negative.
+            WrongLoop: called in the thread of the producer.
+        """
+        check_timeout("close", timeout)
+        with self._lock:
+            closing = self._begin_close(timeout)
+        try:
+            report = closing.result()
+        except BaseException:
+            closing.cancel()  # gives up the drain, so that the next wait is short
+            if self._thread is not None and not self._thread.is_current:
+                self._thread.run(self._producer.close())
+            self._end_close()
+            raise
+        self._end_close()
+        return report
+
+    def _begin_close(self, timeout: float | None) -> Future[DrainReport]:
+        """Called with the lock. Reject further calls and start the drain."""
+        if self._closing is None:
+            thread = self._thread or ThreadedLoop("aiokprod-blocking")
+            if thread.is_current:
+                raise WrongLoop("the producer cannot be closed in its own thread")
+            self._is_closed = True
+            self._thread = thread
+            self._closing = thread.start(self._producer.close(timeout))
+        return self._closing
+
+    def _end_close(self) -> None:
+        _open.discard(self)
+        if self._thread is not None:
+            self._thread.stop(STOP_TIMEOUT)
+
+    @property
+    def drain_report(self) -> DrainReport | None:
+        """The result of `close`, also of that at the end of ``with``; None until it ends."""
+        return self._producer.drain_report
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+        timeout: float | None = None,
+    ) -> RecordMetadata:
+        """Send one record and wait until it is acknowledged.
+
+        Arguments, result and errors as `Producer.send`. When the timeout passes, or the call is
+        interrupted (KeyboardInterrupt), a record that is still in an open batch is withdrawn.
+        """
+        check_timeout("send", timeout, zero=False)
+        self._running()  # not in the thread of the producer
+        record = self._producer.send_threadsafe(
+            topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+        )
+        assert isinstance(record, RecordFuture)
+        try:
+            return record.result(timeout)
+        except TimeoutError as error:
+            if isinstance(error, KafkaError):
+                raise
+        except BaseException:
+            record.cancel()
+            raise
+        return self._given_up(record, topic, timeout)
+
+    def _given_up(self, record: RecordFuture, topic: str, timeout: float | None) -> RecordMetadata:
+        """Withdraw a record whose timeout has passed; returns or raises its outcome, if it has one
+        meanwhile."""
+        if not record.cancel():
+            return record.result()
+        assert self._thread is not None
+        assert timeout is not None
+        try:
+            self._thread.run(_nothing(), STOP_TIMEOUT)  # `cancel` has been carried out before
+        except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
+            raise DeliveryTimeout(
+                f"{topic}: no acknowledgment within the timeout of {timeout} s; the producer's "
+                "thread does not respond, so that the record may be in the log",
+                outcome=Outcome.UNKNOWN,
+            ) from None
+        if record.delivery is not None:
+            raise late_error(record.delivery, timeout)
+        raise DeliveryTimeout(
+            f"{topic}: the record still waited for metadata or memory after the timeout of "
+            f"{timeout} s; it was withdrawn and is not in the log",
+            outcome=Outcome.NOT_SENT,
+        )
+
+    def submit(
+        self,
+        topic: str,
+        value: V | None = None,
+        *,
+        key: K | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Sequence[Header] | None = None,
+    ) -> Future[RecordMetadata]:
+        """Send one record without waiting for its outcome, as `Producer.send_threadsafe`.
+
+        Waits only while 10 000 records or 8 MiB wait for the event loop, up to max_block_ms.
+
+        Returns:
+            A `concurrent.futures.Future` of the record's metadata.
+        """
+        if self._thread is None or self._is_closed:
+            self._running()
+        return self._producer.send_threadsafe(
+            topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
+        )
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every record sent before this call has its outcome; as `Producer.flush`."""
+        check_timeout("flush", timeout)
+        if self._thread is None and not self._is_closed:
+            return
+        self._running().run(self._producer.flush(timeout))
+
+    def warm(self, topics: Iterable[str]) -> None:
+        """Fetch metadata and connect to the leaders of topics; as `Producer.warm`."""
+        self._running().run(self._producer.warm(topics))
+
+    def call(
+        self, function: Callable[[Producer[K, V]], Awaitable[R]], timeout: float | None = None
+    ) -> R:
+        """Run ``await function(producer)`` on the event loop and return its result.
+
+        For all other methods of `Producer`::
+
+            result = producer.call(lambda p: p.send_many("topic", values))
+
+            async def transfer(txn): ...
+            producer.call(lambda p: p.run_transaction(transfer))
+
+        Args:
+            function: must not block and must not use this `Blocking` object.
+            timeout: limit in seconds; the awaitable is then cancelled. None waits until it ends.
+
+        Raises:
+            TimeoutError: the timeout passed. Others: what the function raises.
+        """
+        check_timeout("call", timeout)
+
+        async def run() -> R:
+            return await function(self._producer)
+
+        return self._running().run(run(), timeout)
+
+    # -- status ---------------------------------------------------------------------------------
+
+    def _read(self, function: Callable[[], R]) -> R:
+        """Call a function of the producer on its loop, or here if that does not run."""
+        thread = self._thread
+        if thread is None or self._is_closed or thread.is_current:
+            return function()
+        return thread.read(function)
+
+    def metrics(self) -> dict[str, Any]:
+        """As `Producer.metrics`."""
+        return self._read(self._producer.metrics)
+
+    def health(self) -> Health:
+        """As `Producer.health`."""
+        return self._read(self._producer.health)
+
+    def explain(self) -> str:
+        """As `Producer.explain`."""
+        return self._read(self._producer.explain)
+
+    def __repr__(self) -> str:
+        return f"<Blocking {self._producer!r}>"
+
+    # -- fork -----------------------------------------------------------------------------------
+
+    def _after_fork(self) -> None:
+        """In the child process: forget the thread, which is in the parent."""
+        self._lock = threading.RLock()  # another thread may have held it
+        if self._thread is None:
+            return
+        # Kept, because destroying a loop in the child would change the parent's epoll object.
+        _parents.append((self._thread, self._producer))
+        self._thread = None
+        if self._is_closed:
+            return
+        if self._config.transactional_id is not None:
+            self._refusal = ForkedProcess(
+                "this transactional producer was started before the process forked; create one in "
+                "each process, after the fork, with different transactional_ids"
+            )
+        else:
+            self._producer = self._new_producer()
+
+
+async def _nothing() -> None: ...
+
+
+_objects: weakref.WeakSet[Blocking[Any, Any]] = weakref.WeakSet()
+_open: set[Blocking[Any, Any]] = set()
+_parents: list[object] = []
+
+
+def _close_all() -> None:
+    """Close what is open, all at the same time."""
+    objects = list(_open)
+    for one in objects:
+        one._begin_close_at_exit()
+    for one in objects:
+        one.close()
+
+
+def _close_at_exit_of_child_processes() -> None:
+    """Processes of `multiprocessing`, and of billiard (Celery), end without `atexit` functions."""
+    for name in ("multiprocessing.util", "billiard.util"):
+        util: Any = sys.modules.get(name)
+        if util is not None:
+            util.Finalize(None, _close_all, exitpriority=100)
+
+
+def _after_fork() -> None:
+    _open.clear()
+    for one in list(_objects):
+        one._after_fork()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

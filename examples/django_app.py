@@ -1,0 +1,92 @@
+"""A Django service that sends records to Kafka, under WSGI and ASGI servers.
+
+    pip install aiokprod django gunicorn
+    KAFKA_BOOTSTRAP=localhost:9092 gunicorn examples.django_app:wsgi --workers 2 --threads 8
+    KAFKA_BOOTSTRAP=localhost:9092 uvicorn examples.django_app:asgi
+
+The producer is created with the module and started by the first record of each process. What is
+pending when a process ends is sent, within close_timeout_ms. In a project, the producer belongs in
+a separate module, next to the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import django
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from django.views.decorators.http import require_POST
+
+from aiokprod import Blocking, KafkaError
+
+TOPIC = "events"
+DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
+
+if not settings.configured:
+    settings.configure(
+        ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY=os.environ.get("SECRET_KEY", "x")
+    )
+    django.setup()
+
+producer = Blocking(
+    bootstrap_servers=os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092"),
+    close_timeout_ms=int(DRAIN_S * 1000),
+    max_block_ms=5_000,
+)
+
+
+def record_event(request: HttpRequest, user: str) -> JsonResponse:
+    """Stores the body of the request and answers once Kafka has it."""
+    try:
+        metadata = producer.send(TOPIC, request.body, key=user.encode(), timeout=5)
+    except KafkaError as error:
+        return JsonResponse({"error": error.message}, status=503)
+    return JsonResponse({"partition": metadata.partition, "offset": metadata.offset}, status=201)
+
+
+def record_click(request: HttpRequest, user: str) -> JsonResponse:
+    """Accepts the body, which is sent later."""
+    try:
+        producer.submit(TOPIC, request.body, key=user.encode())
+    except KafkaError as error:
+        return JsonResponse({"error": error.message}, status=503)
+    return JsonResponse({}, status=202)
+
+
+def ready(request: HttpRequest) -> JsonResponse:
+    """For the readinessProbe of Kubernetes."""
+    producer.start()
+    health = producer.health()
+    return JsonResponse({"state": health.state}, status=503 if health.state != "running" else 200)
+
+
+urlpatterns = [
+    path("events/<str:user>", require_POST(record_event)),
+    path("clicks/<str:user>", require_POST(record_click)),
+    path("kafka/readyz", ready),
+]
+wsgi = get_wsgi_application()
+django_asgi = get_asgi_application()
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    """Django with the end of the lifespan, which Django itself ignores.
+
+    uvicorn ends its process with the signal that it received, so that no `atexit` function runs.
+    """
+    if scope["type"] != "lifespan":
+        await django_asgi(scope, receive, send)
+        return
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await asyncio.to_thread(producer.close, DRAIN_S)
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

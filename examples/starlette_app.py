@@ -1,0 +1,74 @@
+"""A Starlette service with a producer, probes and a drain at shutdown.
+
+pip install aiokprod starlette hypercorn
+KAFKA_BOOTSTRAP=localhost:9092 hypercorn examples.starlette_app:app --graceful-timeout 8
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from aiokprod import KafkaError, Producer
+from aiokprod.app import probes, serving
+
+TOPIC = "events"
+DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
+
+# The constructor opens no connection and needs no event loop; `serving` starts the producer.
+producer = Producer(
+    bootstrap_servers=os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092"),
+    max_block_ms=5_000,
+)
+
+
+class State(TypedDict):
+    """What the handlers find in `request.state`."""
+
+    producer: Producer[bytes, bytes]
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[State]:
+    """Starts the producer with the application and drains it at shutdown."""
+    async with serving(producer, warm=[TOPIC], drain_s=DRAIN_S):
+        yield {"producer": producer}
+
+
+async def record_event(request: Request) -> Response:
+    """Stores the body of the request and answers once Kafka has it."""
+    key = request.path_params["user"].encode()
+    try:
+        metadata = await request.state.producer.send(
+            TOPIC, await request.body(), key=key, timeout=5.0
+        )
+    except KafkaError as error:
+        return JSONResponse({"error": error.message}, 503)
+    return JSONResponse({"partition": metadata.partition, "offset": metadata.offset}, 201)
+
+
+async def record_click(request: Request) -> Response:
+    """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
+    key = request.path_params["user"].encode()
+    try:
+        await request.state.producer.submit(TOPIC, await request.body(), key=key)
+    except KafkaError as error:
+        return JSONResponse({"error": error.message}, 503)
+    return Response(status_code=202)
+
+
+app = Starlette(
+    lifespan=lifespan,
+    routes=[
+        Route("/events/{user}", record_event, methods=["POST"]),
+        Route("/clicks/{user}", record_click, methods=["POST"]),
+        Mount("/kafka", probes(producer)),
+    ],
+)

@@ -1,0 +1,59 @@
+"""`ThreadedLoop` and `LateExecutor`."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures.thread
+import sys
+import threading
+
+import pytest
+
+from aiokprod._client.event_loops import ThreadedLoop, new_event_loop
+from aiokprod._client.late_executor import LateExecutor
+from tests.hang import HANG_S
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_new_event_loop_is_of_uvloop_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = new_event_loop()
+    assert type(loop).__module__.startswith("uvloop") is installed
+    loop.close()
+
+
+def test_loop_thread_runs_and_stops() -> None:
+    thread = ThreadedLoop("loop")
+
+    async def name() -> str:
+        assert thread.is_current
+        return threading.current_thread().name
+
+    assert thread.run(name()) == "loop"
+    assert not thread.is_current
+    assert thread.read(lambda: 1) == 1
+    with pytest.raises(TimeoutError):
+        thread.run(asyncio.sleep(HANG_S), 0.01)
+    pending = thread.start(asyncio.sleep(HANG_S))
+    thread.stop(HANG_S)
+    assert pending.cancelled()
+    assert thread.loop.is_closed()
+    with pytest.raises(RuntimeError):
+        thread.run(name())
+    thread.stop(HANG_S)
+
+
+def test_late_executor_works_after_the_threads_of_executors_were_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = LateExecutor(1)
+    assert executor.submit(threading.get_ident).result(HANG_S) != threading.get_ident()
+    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
+    assert executor.submit(threading.get_ident).result() == threading.get_ident()
+    assert isinstance(executor.submit(lambda: 1 // 0).exception(), ZeroDivisionError)
+    executor.shutdown()
+    with pytest.raises(RuntimeError):
+        executor.submit(threading.get_ident)

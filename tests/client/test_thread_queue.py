@@ -1,0 +1,370 @@
+"""`send_threadsafe`: records of other threads for a producer on a real loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from aiokprod import (
+    DeliveryTimeout,
+    ForkedProcess,
+    KafkaError,
+    MetadataTimeout,
+    Outcome,
+    Producer,
+    ProducerClosed,
+    ProducerFailed,
+    TopicDrain,
+    WrongLoop,
+)
+from aiokprod._client import thread_queue
+from aiokprod.testing import FakeCluster
+from tests.hang import HANG_S, until
+from tests.scenarios.scenario_helpers import runtime_of
+
+LONG: dict[str, Any] = {
+    "linger_ms": 60_000, "adaptive_linger": False, "delivery_timeout_ms": 300_000,
+}  # fmt: skip
+Main = Callable[[Producer[Any, Any], FakeCluster], Coroutine[Any, Any, None]]
+
+
+def play(main: Main, **settings: Any) -> None:
+    """`main(producer, cluster)` on a real loop; topic "t" has one partition."""
+
+    async def start() -> None:
+        cluster = FakeCluster(1)
+        cluster.create_topic("t", 1)
+        producer: Producer[Any, Any] = Producer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            environment=cluster.environment(),
+            **settings,
+        )
+        async with producer:
+            await main(producer, cluster)
+
+    asyncio.run(start())
+
+
+def test_record_of_another_thread_is_sent_and_its_outcome_known_there() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        def send(value: bytes) -> int | None:
+            future = producer.send_threadsafe("t", value, key=b"k", headers=[("h", None)])
+            return future.result(HANG_S).offset
+
+        assert await asyncio.to_thread(send, b"slow path") == 0
+        assert await asyncio.to_thread(send, b"fast path") == 1
+        assert cluster.values("t", 0) == [b"slow path", b"fast path"]
+        assert cluster.log("t", 0)[1].headers == (("h", None),)
+
+    play(main)
+
+
+def test_record_of_the_loop_itself_can_be_awaited_but_not_waited_for() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        future = producer.send_threadsafe("t", b"v")
+        with pytest.raises(WrongLoop, match="would block that loop"):
+            future.result()
+        with pytest.raises(WrongLoop):
+            future.exception(0)
+        assert (await asyncio.wrap_future(future)).offset == 0
+        assert future.result().offset == 0
+
+    play(main)
+
+
+def test_records_are_taken_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wakeup serves all records that arrived before it."""
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.send("t", b"first")
+        takes = 0
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal takes
+            takes += 1
+            return wake(*arguments, **options)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        records = [producer.send_threadsafe("t", b"%d" % n) for n in range(1_000)]
+        assert takes == 1
+        await producer.flush()
+        assert all(record.done() for record in records)
+        assert takes == 1
+        assert cluster.values("t", 0)[1:] == [b"%d" % n for n in range(1_000)]
+
+    play(main)
+
+
+def test_fast_callers_are_served_after_pauses_and_nothing_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_queue, "BUSY", 0)  # every group counts as busy
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        def send() -> None:
+            for _ in range(5):
+                records = [producer.send_threadsafe("t", b"v") for _ in range(700)]
+                for record in records:
+                    record.result(HANG_S)
+
+        await asyncio.to_thread(send)
+        assert len(cluster.values("t", 0)) == 3_500
+
+    play(main)
+
+
+def test_record_is_refused_before_the_start_and_after_the_end() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        fresh = Producer(bootstrap_servers="localhost:1")
+        with pytest.raises(WrongLoop, match="is not started"):
+            fresh.send_threadsafe("t", b"v")
+        await fresh.close()
+        with pytest.raises(ProducerClosed):
+            fresh.send_threadsafe("t", b"v")
+        await producer.close()
+        with pytest.raises(ProducerClosed):
+            await asyncio.to_thread(producer.send_threadsafe, "t", b"v")
+        producer._lifecycle.forked = True
+        with pytest.raises(ForkedProcess):
+            producer.send_threadsafe("t", b"v")
+        producer._lifecycle.forked = False
+
+    play(main)
+
+
+def test_record_of_a_producer_that_failed_is_refused() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        runtime_of(producer).fail(ZeroDivisionError("on purpose"))
+        with pytest.raises(ProducerFailed) as caught:
+            producer.send_threadsafe("t", b"v")
+        assert caught.value.outcome is Outcome.NOT_SENT
+
+    play(main)
+
+
+def test_records_in_the_queue_of_a_producer_that_fails_fail() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        records = [producer.send_threadsafe("absent", b"v") for _ in range(3)]
+        await asyncio.sleep(0.05)
+        runtime_of(producer).fail(ZeroDivisionError("on purpose"))
+        await until(lambda: all(record.done() for record in records))
+        assert all(isinstance(record.exception(), ProducerFailed) for record in records)
+
+    play(main)
+
+
+def test_task_that_appends_waiting_records_may_be_cancelled_by_others() -> None:
+    """A shutdown that cancels every task; the records are not sent."""
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        for pause in (0.0, 0.05):
+            records = [producer.send_threadsafe("absent", b"v") for _ in range(3)]
+            await until(lambda: tasks("aiokprod-records-of-threads"))
+            await asyncio.sleep(pause)
+            tasks("aiokprod-records-of-threads")[0].cancel()
+            await until(lambda records=records: all(record.done() for record in records))  # type: ignore[misc]
+            for record in records:
+                error = record.exception()
+                assert isinstance(error, ProducerClosed)
+                assert error.outcome is Outcome.NOT_SENT
+        assert (await asyncio.wrap_future(producer.send_threadsafe("t", b"v"))).offset == 0
+
+    play(main)
+
+
+def tasks(name: str) -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == name]
+
+
+def test_record_that_waits_can_be_cancelled_in_every_state() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        queued = producer.send_threadsafe("t", b"v")
+        assert queued.cancel()
+        first, second = (producer.send_threadsafe("absent", b"v") for _ in range(2))
+        await asyncio.sleep(0.05)
+        assert first.cancel()
+        assert second.cancel()
+        done, _ = await asyncio.to_thread(concurrent.futures.wait, [queued, first, second], HANG_S)
+        assert len(done) == 3
+        await producer.flush()
+        await producer.send("t", b"kept")
+        assert cluster.values("t", 0) == [b"kept"]
+
+    play(main)
+
+
+def test_flush_waits_for_records_that_wait_for_metadata() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        record = producer.send_threadsafe("absent", b"v")
+        with pytest.raises(DeliveryTimeout):
+            await producer.flush(0.05)
+        assert not record.done()
+        await producer.flush()
+        assert isinstance(record.exception(), MetadataTimeout)
+
+    play(main, max_block_ms=500)
+
+
+def test_flush_ends_if_the_records_before_are_refused() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        producer.send_threadsafe("absent", b"v")
+        await asyncio.sleep(0.05)
+        flushing = asyncio.ensure_future(producer.flush())
+        await asyncio.sleep(0.05)
+        (task,) = tasks("aiokprod-records-of-threads")
+        task.cancel()
+        await asyncio.wait_for(flushing, HANG_S)
+
+    play(main)
+
+
+def test_close_takes_the_records_that_arrived_before_it() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.send("t", b"first")
+        records = [
+            producer.send_threadsafe(topic, b"v") for topic in ("t", "new") for _ in range(400)
+        ]
+        report = await producer.close()
+        assert report.by_topic == (TopicDrain("new", delivered=400), TopicDrain("t", delivered=400))
+        assert all(record.exception() is None for record in records)
+
+    play(main)
+
+
+def test_cancelled_close_refuses_what_is_in_the_queue() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        record = producer.send_threadsafe("absent", b"v")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await producer.close()
+        assert (await producer.close()).by_topic == (TopicDrain("absent", not_sent=1),)
+        assert isinstance(record.exception(), ProducerClosed)
+
+    play(main)
+
+
+def test_close_task_that_is_cancelled_refuses_what_is_in_the_queue() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        record = producer.send_threadsafe("absent", b"v")
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0.05)
+        (task,) = tasks("aiokprod-close")
+        task.cancel()
+        assert (await closing).by_topic == (TopicDrain("absent", not_sent=1),)
+        await until(record.done)
+
+    play(main)
+
+
+def test_loop_that_was_closed_under_the_producer_refuses_records() -> None:
+    cluster = FakeCluster(1)
+    loop = asyncio.new_event_loop()
+    producer: Producer[Any, Any] = Producer(
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
+    )
+    loop.run_until_complete(producer.start())
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    runtime_of(producer).failure = None  # as if no task had noticed
+    loop.close()
+    future = producer.send_threadsafe("t", b"v")
+    assert isinstance(future.exception(), ProducerClosed)
+    with pytest.raises(ProducerClosed, match="loop"):
+        producer.send_threadsafe("t", b"v")
+    assert not future.cancel()
+    producer._lifecycle.closed = True  # it cannot be closed any more
+
+
+def test_serializer_that_raises_or_is_asynchronous() -> None:
+    async def encode(value: str) -> bytes:
+        await asyncio.sleep(0.01)
+        if value == "wrong":
+            raise ZeroDivisionError
+        return value.encode()
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        records = [producer.send_threadsafe("t", value) for value in ("a", "wrong", "b")]
+        await producer.flush()
+        assert [type(record.exception()).__name__ for record in records] == [
+            "NoneType", "SerializationError", "NoneType",
+        ]  # fmt: skip
+        assert cluster.values("t", 0) == [b"a", b"b"]
+
+    play(main, value_serializer=encode)
+
+
+def test_error_that_is_no_exception_does_not_stop_the_queue() -> None:
+    class Stop(BaseException):
+        pass
+
+    def encode(value: str) -> bytes:
+        if value == "stop":
+            raise Stop
+        return value.encode()
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.send("t", "first")
+        record = producer.send_threadsafe("t", "stop")
+        later = producer.send_threadsafe("t", "later")
+        take = runtime_of(producer).loop
+        assert take is asyncio.get_running_loop()
+        queue = producer._lifecycle.thread_queue
+        assert queue is not None
+        with pytest.raises(Stop):
+            queue._take()
+        assert isinstance(record.exception(), Stop)
+        assert (await asyncio.wrap_future(later)).offset == 1
+
+    play(main, value_serializer=encode)
+
+
+def test_unread_failures_that_are_no_kafka_errors_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        queue = producer._lifecycle.thread_queue
+        assert queue is not None
+        queue.on_unretrieved(ZeroDivisionError("on purpose"))
+        queue.on_unretrieved(KafkaError("no topic"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert producer.metrics()["records_unretrieved"] == 1
+
+    with caplog.at_level(logging.ERROR, "aiokprod"):
+        play(main)
+    texts = [record.getMessage() for record in caplog.records]
+    assert any("sending a record of another thread failed" in text for text in texts)
+    assert any("1 records of other threads failed" in text for text in texts)
+
+
+def test_callback_that_raises_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
+    called = threading.Event()
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        future = producer.send_threadsafe("t", b"v")
+        future.add_done_callback(fail)
+        future.add_done_callback(lambda _: called.set())
+        await producer.flush()
+
+    play(main)
+    assert called.is_set()
+    assert any("exception calling callback" in record.getMessage() for record in caplog.records)
