@@ -4,6 +4,7 @@ module variables, and can be killed at any moment, as by SIGKILL."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import contextvars
 import random
 from collections.abc import Callable, Coroutine
@@ -114,6 +115,7 @@ class Process:
             self.dialer, cluster.unix_ms, random.Random(seed), stopwatch=self.thread.loop.time
         )
         self.swept: dict[str, float] = {}
+        self.warned: set[object] = set()
         self.is_dead = False
         self.running: dict[asyncio.Task[Any], None] = {}  # in the order of their start
         self._end: asyncio.Task[None] | None = None
@@ -181,10 +183,22 @@ class _Swept:
         _current.get().swept[key] = value
 
 
+class _Warned:
+    """`driver_commit._warned` of the current process."""
+
+    def __contains__(self, key: object) -> bool:
+        return key in _current.get().warned
+
+    def add(self, key: object) -> None:
+        _current.get().warned.add(key)
+
+
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let the modules of the sink use the network and the variables of the current process."""
 
     def made(factory: Any, config: Any) -> Any:
+        # Without a client id its number would depend on the seeds that ran before.
+        config = dataclasses.replace(config, client_id=config.client_id or "model")
         return factory(config, environment=_current.get().environment)
 
     for module in (driver_commit, transactional_task):
@@ -192,3 +206,4 @@ def install(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "ClusterClient", partial(made, ClusterClient))
     patch.setattr(driver_commit, "loop_thread", lambda kind: _current.get().thread)
     patch.setattr(driver_commit, "_swept", _Swept())
+    patch.setattr(driver_commit, "_warned", _Warned())
