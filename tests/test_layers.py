@@ -12,7 +12,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
-    "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_redaction",
+    "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_metrics",
+    "_redaction",
     "_security", "_version", "cluster", "config", "environment", "errors", "interceptors",
     "observer", "partitioners", "plugins", "records", "security", "serializers",
     "topic_profiles",

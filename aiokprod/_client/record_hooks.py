@@ -13,6 +13,8 @@ from aiokprod._core.record_fields import record_size_bound
 from aiokprod.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokprod._core.hooks import HookedRecord
     from aiokprod._core.serialization import SerializedRecord
     from aiokprod.interceptors import InterceptorChain
@@ -24,15 +26,21 @@ logger = logging.getLogger(__name__)
 
 
 class RecordHooks(HookCalls):
-    """The interceptors and plug-ins of one producer, and its observer for refused records."""
+    """The interceptors and plug-ins of one producer, and its observer for refused records.
+
+    Args:
+        on_failure: called with the plug-in and the name of the method for each exception.
+    """
 
     def __init__(
         self,
         interceptors: InterceptorChain | None,
         plugins: tuple[RecordPlugin, ...],
         observer: Observer,
+        on_failure: Callable[[object, str], None] | None = None,
     ) -> None:
         super().__init__(interceptors, plugins)
+        self._on_failure = on_failure
         self._observer = observer
         self._failed: set[tuple[int, str]] = set()
 
@@ -76,7 +84,9 @@ class RecordHooks(HookCalls):
         return located(_as_kafka_error(asyncio.CancelledError()), topic, partition)
 
     def failed(self, plugin: object, method: str, error: Exception) -> None:
-        """Log the exception of a plug-in, which is otherwise ignored."""
+        """Count and log the exception of a plug-in, which is otherwise ignored."""
+        if self._on_failure is not None:
+            self._on_failure(plugin, method)
         key = (id(plugin), method)
         if key in self._failed:
             logger.debug("plug-in %s failed in %s again", type(plugin).__name__, method)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
-    from aiokprod.observer import Observer
+    from aiokprod.observer import Metrics, Observer
     from aiokprod.partitioners import Partitioner
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class Runtime:
         client_id: str,
         version: str,
         observer: Observer,
+        metrics: Metrics,
         slow_submit: Callable[..., Any],
         serializers: RecordSerializers,
         hooks: RecordHooks,
@@ -81,6 +82,7 @@ class Runtime:
         self.loop = loop
         self.observer = observer
         self.failure: KafkaError | None = None
+        self._started_at = loop.time()
         self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
         self._coordinators: Coordinators | None = None
@@ -110,6 +112,7 @@ class Runtime:
             on_callback_error=self.fail,
             client_id=client_id,
             software_version=version,
+            nodes=metrics.nodes,
         )
         self.state = self._producer_state()
         engine = Engine(
@@ -125,6 +128,7 @@ class Runtime:
             choose_partition=self._choose_sticky,
             backoff=self._backoff,
             observer=observer,
+            loop_lag=metrics.histograms["loop_lag_s"],
         )
         self.memory = engine.memory
         self.flushes = engine.flushes
@@ -367,14 +371,19 @@ class Runtime:
         )
 
     def gauges(self) -> dict[str, float]:
-        """The gauges of `metrics()`: present values by name."""
+        """The gauges of `metrics()`: present values by name. May be called in any thread."""
         return {
             "buffer_available_bytes": self.memory.limit - self.memory.used,
             "buffer_total_bytes": self.memory.limit,
             "batches_incomplete": len(self.accumulator.incomplete),
             "requests_in_flight": self.client.total_in_flight(),
             "waiting_sends": self.memory.waiting + self.quota.waiting,
+            "metadata_age_s": self.loop.time() - self._metadata_time(),
         }
+
+    def _metadata_time(self) -> float:
+        updated_at = self.metadata.updated_at
+        return self._started_at if updated_at is None else updated_at
 
     # -- end ------------------------------------------------------------------------------------
 

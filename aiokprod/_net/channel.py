@@ -13,6 +13,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import Final
 
+from aiokprod._metrics.counters import NodeCounters
 from aiokprod._net.authentication import Authenticated, AuthenticationStep, Authenticator, AuthTask
 from aiokprod._net.channel_states import (
     PREPARING,
@@ -77,6 +78,7 @@ class KafkaChannel:
         receive_max_bytes: largest response once READY; before that it is `HANDSHAKE_MAX_BYTES`.
         software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
+        counters: where it counts its requests and bytes.
 
     Attributes:
         state: changed by `_advance` only.
@@ -96,8 +98,10 @@ class KafkaChannel:
         receive_max_bytes: int,
         software_version: str,
         authenticator: Authenticator | None = None,
+        counters: NodeCounters | None = None,
     ) -> None:
         self.peer = peer
+        self.counters = counters or NodeCounters()
         self.state = State.CONNECTING
         self.versions: VersionRanges = _NO_VERSIONS
         self.features = NO_FEATURES
@@ -209,6 +213,7 @@ class KafkaChannel:
     def data_to_send(self) -> list[BytesLike]:
         """Take the chunks to write now. From now on the broker may have received their requests."""
         chunks, self._outgoing = self._outgoing, []
+        self.counters.network_bytes_out += sum(map(len, chunks))
         for request in self._unsent:
             request.maybe_written = True
         self._unsent.clear()
@@ -248,6 +253,11 @@ class KafkaChannel:
         self._outgoing.clear()
         self._unsent.clear()
         self.events.append(Closed(reason, error))
+
+    @property
+    def authenticates(self) -> bool:
+        """True if the connection uses SASL."""
+        return self._authenticator is not None
 
     @property
     def renewable(self) -> bool:
@@ -302,6 +312,7 @@ class KafkaChannel:
         """
         if self.state is State.CLOSED:
             return
+        self.counters.network_bytes_in += len(data)
         try:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
@@ -372,6 +383,7 @@ class KafkaChannel:
             correlation_id, message.api_key, version, on_done, now, deadline, expect_response
         )
         self.in_flight.add(request)
+        self.counters.requests_sent += 1
         self._unsent.append(request)
         # CPython 3.12+ turns an empty chunk left behind by a partial write into a busy loop.
         self._outgoing.extend(filter(len, chunks))
@@ -387,6 +399,7 @@ class KafkaChannel:
                 f"{self.peer} answered request {correlation_id} where the answer to "
                 f"{_api_name(request.api_key)} request {request.correlation_id} was due"
             )
+        self.counters.responses_received += 1
         if self.state is State.CHECKING_API_VERSIONS:
             answer = decode_versions(body, request.version)
             self.in_flight.complete_next()

@@ -426,6 +426,7 @@ class Connection(asyncio.Protocol):
             self._session_timer = self._loop.call_later(delay, self._session_ends)
         if self.was_ready:
             log.debug("%s: authenticated again", self.channel.peer)
+            self.channel.counters.reauthentications += 1
             self._owner.connection_progress(self)
             return
         self.was_ready = True

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from aiokprod._metrics.counters import NodeTable
 from aiokprod._net.authentication import Authenticator
 from aiokprod._net.channel import KafkaChannel
 from aiokprod._net.connection import Connection, ConnectionOwner, SessionLimits
@@ -27,6 +28,7 @@ class ConnectionFactory:
         software_version: converted to the format that brokers accept (KIP-511).
         authenticator: creates the authenticator of a connection; None for listeners without SASL.
         rng: random source that spreads re-authentications.
+        nodes: where connections count their requests and bytes.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class ConnectionFactory:
         software_version: str,
         authenticator: Callable[[Node], Authenticator] | None,
         rng: random.Random,
+        nodes: NodeTable,
     ) -> None:
+        self._nodes = nodes
         self._rng = rng
         self._request_timeout = config.request_timeout_ms / 1000
         self._setup_timeout = config.socket_connection_setup_timeout_ms / 1000
@@ -60,6 +64,7 @@ class ConnectionFactory:
             receive_max_bytes=self._config.receive_max_bytes,
             software_version=self._software_version,
             authenticator=None if self._authenticator is None else self._authenticator(node),
+            counters=self._nodes.of(node.id),
         )
         return Connection(
             node.id,
