@@ -28,6 +28,7 @@ ALLOWED = {
     "_net": {"_core", "foundation", "_wire", "_net"},
     "_engine": {"_core", "foundation", "_wire", "_engine"},
     "facade": {"_core", "_arrow", "foundation", "_wire", "_net", "_engine", "facade"},
+    "observe": {"foundation", "_wire", "facade", "observe"},
     "testing": {"_core", "foundation", "_wire", "testing"},
 }
 SPARK_MAY_IMPORT = {
