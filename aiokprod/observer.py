@@ -61,6 +61,10 @@ class BatchView(Protocol):
         """Number of requests that contained it so far."""
 
     @property
+    def wire_node(self) -> int:
+        """The broker to which it was sent last; -1 before that."""
+
+    @property
     def created_at(self) -> float:
         """When its first record was appended."""
 

@@ -34,6 +34,7 @@ class Batch:
     codec_id: int = 4
     compression_ratio: float = 0.25
     attempts: int = 1
+    wire_node: int = 1
     created_at: float = 10.0
     sent_at: float = 10.5
     core: Core = field(default_factory=lambda: Core(4))
