@@ -189,12 +189,15 @@ class Metrics(Observer):
         thread."""
         values: dict[str, Any] = dict(self.counters)
         values.update((name, h.snapshot()) for name, h in self.histograms.items())
-        nodes = list(self.nodes.counters.values())
-        for name in NODE_COUNTERS:
-            values[name] = sum(getattr(node, name) for node in nodes)
+        values.update(self.node_sums())
         for name in LABELLED:
             values[name] = dict(getattr(self, name))
         return values
+
+    def node_sums(self) -> dict[str, int]:
+        """The sums over all brokers of what is counted by broker."""
+        nodes = list(self.nodes.counters.values())
+        return {name: sum(getattr(node, name) for node in nodes) for name in NODE_COUNTERS}
 
     def by_topic(self) -> dict[str, dict[str, int]]:
         """The metrics of each topic."""

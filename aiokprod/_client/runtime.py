@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod._engine.identity.transaction_driver import TransactionDriver
+    from aiokprod._engine.telemetry.pusher import TelemetryPusher
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
@@ -53,6 +54,9 @@ logger = logging.getLogger(__name__)
 _NOT_IDEMPOTENT_ORDERED = 1
 _STICKY_SAMPLE = 32
 _TRANSACTION_FEATURE = "transaction.version"
+_GET_TELEMETRY_SUBSCRIPTIONS = 71
+_LAST_PUSH_S = 1.0
+"""Longest wait of `close` for the response to the last push of metrics."""
 
 
 class Runtime:
@@ -92,6 +96,9 @@ class Runtime:
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
         self._rng = environment.rng
+        self._unix_ms = environment.unix_ms
+        self._metrics = metrics
+        self._telemetry: TelemetryPusher | None = None
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
         topic_settings = TopicSettingsTable(config, configured_codec(config))
         compresses = topic_settings.compresses
@@ -287,6 +294,8 @@ class Runtime:
         except BaseException:  # a signal handler raised once more
             self._stop_with(failure)
             raise
+        if self._telemetry is not None:
+            self._telemetry.close()
         for task in self._tasks:
             task.cancel()
 
@@ -310,6 +319,25 @@ class Runtime:
             self.warm_up.wake()
         if self._coordinators is not None:
             self._coordinators.on_network()
+        if self._telemetry is not None and self._telemetry.waiting:
+            self._telemetry.wake()
+
+    def _new_telemetry(self) -> TelemetryPusher:
+        # Imported here: most clusters do not ask for metrics, and imports take time.
+        from aiokprod._engine.telemetry.collection import Collection
+        from aiokprod._engine.telemetry.pusher import TelemetryPusher
+
+        name = self.config.transactional_id
+        return TelemetryPusher(
+            self.loop,
+            self.client,
+            Collection(self._metrics, self.gauges),
+            nodes=lambda: self.metadata.snapshot.nodes,
+            unix_ms=self._unix_ms,
+            rng=self._rng,
+            request_timeout=self.config.request_timeout_ms / 1000,
+            resource={} if name is None else {"transactional_id": name},
+        )
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         if self._coordinators is not None:
@@ -341,6 +369,9 @@ class Runtime:
 
     def _on_connected(self, node_id: int) -> None:
         self.sender.auth_failures.connected(node_id)
+        offered = self.client.version_range(node_id, _GET_TELEMETRY_SUBSCRIPTIONS) is not None
+        if offered and self._telemetry is None and self.config.enable_metrics_push:
+            self._telemetry = self._new_telemetry()
         self.observer.on_connection_opened(node_id)
 
     def _on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
@@ -418,5 +449,11 @@ class Runtime:
             task.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.client.close(deadline, error)
+        last_push = None if self._telemetry is None else self._telemetry.terminate()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if last_push is not None:
+                limit = min(deadline - self.loop.time(), _LAST_PUSH_S)
+                await asyncio.wait([last_push], timeout=max(limit, 0))
+        finally:
+            await self.client.close(deadline, error)

@@ -33,7 +33,7 @@ CHUNK = 500
 
 
 class Results:
-    """The results of the calls, by topic. A cancelled call leaves open what becomes of its record."""
+    """The results of the calls, by topic. That of a cancelled call leaves its record open."""
 
     def __init__(self) -> None:
         self.delivered: Counter[str] = Counter()

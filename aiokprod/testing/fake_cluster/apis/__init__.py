@@ -23,6 +23,8 @@ _MODULES = {
     25: "add_offsets_to_txn",
     26: "end_txn",
     28: "txn_offset_commit",
+    71: "get_telemetry_subscriptions",
+    72: "push_telemetry",
 }
 
 
