@@ -160,7 +160,7 @@ class Collection:
         for node, counts in list(self._metrics.nodes.counters.items()):
             found = self._window(name, node, counts.request_latency_s).take()
             if found is not None:
-                own_node = {"node_id": str(node)}
+                own_node = {"node_id": f"node-{node}"}  # as the tag of Java
                 averages.append(Point(f"{name}.avg", found[0] * _MS, attributes=own_node))
                 maxima.append(Point(f"{name}.max", found[1] * _MS, attributes=own_node))
         yield from averages
