@@ -45,8 +45,13 @@ def _submit(count: int, *, metrics: bool) -> None:
     from benchmarks.loopback_broker import TOPIC, NearbyBroker
 
     async def main() -> None:
+        # Full batches only, so that their number does not depend on the time that a run takes.
         producer = Producer(
-            bootstrap_servers="nearby:9092", environment=NearbyBroker().environment()
+            bootstrap_servers="nearby:9092",
+            environment=NearbyBroker().environment(),
+            linger_ms=600_000,
+            delivery_timeout_ms=1_200_000,
+            adaptive_linger=False,
         )
         if not metrics:
             producer._observer = Observer()
