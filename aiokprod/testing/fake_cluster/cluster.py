@@ -29,7 +29,7 @@ from aiokprod.testing.fake_cluster.control import (
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.fake_cluster.log import StoredRecord
 from aiokprod.testing.fake_cluster.profiles import NEWEST, PRODUCE, profile_named
-from aiokprod.testing.fake_cluster.telemetry import Telemetry
+from aiokprod.testing.fake_cluster.telemetry import ClientTelemetry
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from aiokprod.testing.fake_cluster.transactions import TransactionModel
 from aiokprod.testing.memory import MemoryNetwork
@@ -129,7 +129,7 @@ class FakeCluster(FakeClusterAdmin):
         self.violations: list[str] = []
         self.duplicates = 0
         self.sends_while_throttled = 0
-        self.telemetry: Telemetry | None = None
+        self.telemetry: ClientTelemetry | None = None
         self.next_producer_id = 0
         self.first_epoch = 0
         self._creating: set[str] = set()
@@ -226,14 +226,14 @@ class FakeCluster(FakeClusterAdmin):
 
     # -- what happened --------------------------------------------------------------------------
 
-    def subscribe(self, *requested: str, **settings: Any) -> Telemetry:
+    def subscribe(self, *requested: str, **settings: Any) -> ClientTelemetry:
         """Ask clients that connect from now on to push their metrics (KIP-714).
 
         Args:
             requested: prefixes of names of metrics; "" for all.
-            settings: other attributes of `Telemetry`.
+            settings: other attributes of `ClientTelemetry`.
         """
-        self.telemetry = Telemetry(requested, **settings)
+        self.telemetry = ClientTelemetry(requested, **settings)
         for broker in self.brokers.values():
             ranges = broker.profile.ranges | {71: (0, 0), 72: (0, 0)}
             broker.profile = replace(broker.profile, ranges=ranges)

@@ -26,7 +26,7 @@ class Push:
 
 
 @dataclass(slots=True)
-class Telemetry:
+class ClientTelemetry:
     """What the brokers ask for; change it at any time. Every change needs a new `subscription_id`.
 
     Attributes:

@@ -16,7 +16,7 @@ from aiokprod._errors import Code
 from aiokprod._wire.compression import codec_by_id
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster, close, lose_answer, refuse
-from aiokprod.testing.fake_cluster.telemetry import Push, Telemetry
+from aiokprod.testing.fake_cluster.telemetry import ClientTelemetry, Push
 from aiokprod.testing.virtual import run
 
 GET, PUSH = 71, 72
@@ -38,8 +38,8 @@ def values_of(push: Push) -> dict[str, float]:
 
 def with_telemetry(body: Any, *requested: str, close_s: float | None = None, **options: Any) -> Any:
     """Run `body(cluster, telemetry, producer)` in virtual time. Options with the name of an
-    attribute of `Telemetry` are its; others are the producer's."""
-    own = {name: options.pop(name) for name in list(options) if hasattr(Telemetry(()), name)}
+    attribute of `ClientTelemetry` are its; others are the producer's."""
+    own = {name: options.pop(name) for name in list(options) if hasattr(ClientTelemetry(()), name)}
 
     async def main() -> Any:
         cluster = FakeCluster(2)
@@ -68,7 +68,7 @@ async def sending(producer: Producer[Any, Any], seconds: float) -> None:
 
 
 def test_requested_metrics_are_pushed_at_the_interval() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         await sending(producer, 100)
 
     _, pushes = with_telemetry(body, "", interval_ms=10_000)
@@ -84,7 +84,7 @@ def test_requested_metrics_are_pushed_at_the_interval() -> None:
 
 
 def test_sums_are_cumulative_if_the_broker_wants_it() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         await sending(producer, 40)
 
     _, pushes = with_telemetry(body, "", delta=False)
@@ -94,7 +94,7 @@ def test_sums_are_cumulative_if_the_broker_wants_it() -> None:
 
 
 def test_last_push_has_what_close_has_changed() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         await sending(producer, 20)
         cluster.fail_produce(("t", 0), 6, times=None)
         await producer.submit("t", b"value", partition=0)
@@ -105,7 +105,7 @@ def test_last_push_has_what_close_has_changed() -> None:
 
 
 def test_only_requested_metrics_are_pushed() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         await sending(producer, 20)
 
     requested = (PREFIX + "connection.creation", PREFIX + "record.queue")
@@ -118,7 +118,7 @@ def test_only_requested_metrics_are_pushed() -> None:
 
 @pytest.mark.parametrize("codec_id", [0, 1, 2, 3, 4])
 def test_metrics_are_compressed_by_the_first_accepted_codec(codec_id: int) -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         await sending(producer, 20)
 
     codecs = (codec_id, *ALL_CODECS) if codec_id else ()
@@ -128,7 +128,7 @@ def test_metrics_are_compressed_by_the_first_accepted_codec(codec_id: int) -> No
 
 
 def test_refused_codec_is_not_used_again() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         cluster.control(PUSH, refuse(Code.UNSUPPORTED_COMPRESSION_TYPE), times=1)
         await sending(producer, 60)
 
@@ -137,7 +137,7 @@ def test_refused_codec_is_not_used_again() -> None:
 
 
 def test_changed_subscription_is_requested_at_once() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         await sending(producer, 20)
         telemetry.subscription_id, telemetry.requested = 2, (PREFIX + "connection.count",)
         await sending(producer, 20)
@@ -149,7 +149,7 @@ def test_changed_subscription_is_requested_at_once() -> None:
 
 
 def test_nothing_is_pushed_without_requested_metrics() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         await sending(producer, 45)
         return cluster.count(GET)
 
@@ -159,7 +159,7 @@ def test_nothing_is_pushed_without_requested_metrics() -> None:
 
 
 def test_telemetry_that_is_too_large_is_not_sent() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         await sending(producer, 45)
         return cluster.count(PUSH)
 
@@ -169,7 +169,7 @@ def test_telemetry_that_is_too_large_is_not_sent() -> None:
 
 
 def test_switch_turns_it_off() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         await sending(producer, 20)
         return cluster.count(GET)
 
@@ -202,7 +202,7 @@ REFUSALS = [
 def test_refusals_are_quiet_and_do_not_concern_records(
     api_key: int, code: Code, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         cluster.control(api_key, refuse(code), times=None)
         await sending(producer, 2)
         await asyncio.sleep(58)
@@ -218,7 +218,7 @@ def test_refusals_are_quiet_and_do_not_concern_records(
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN_SUBSCRIPTION_ID, Code.UNSUPPORTED_COMPRESSION_TYPE])
 def test_broker_that_always_wants_another_subscription_is_not_asked_in_a_loop(code: Code) -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         cluster.control(PUSH, refuse(code), times=None)
         await sending(producer, 100)
         return cluster.count(GET)
@@ -230,7 +230,7 @@ def test_broker_that_always_wants_another_subscription_is_not_asked_in_a_loop(co
 
 @pytest.mark.parametrize("code", [Code.INVALID_REQUEST, Code.INVALID_RECORD])
 def test_pushing_ends_where_it_would_be_refused_again(code: Code) -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         cluster.control(PUSH, refuse(code), times=1)
         await sending(producer, 200)
         return cluster.count(GET) + cluster.count(PUSH)
@@ -240,7 +240,7 @@ def test_pushing_ends_where_it_would_be_refused_again(code: Code) -> None:
 
 @pytest.mark.parametrize("reaction", [lose_answer(), close()])
 def test_lost_responses_delay_the_next_push_only(reaction: Any) -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         cluster.control(PUSH, reaction, times=1)
         await sending(producer, 120)
 
@@ -249,7 +249,7 @@ def test_lost_responses_delay_the_next_push_only(reaction: Any) -> None:
 
 
 def test_close_does_not_wait_long_for_the_last_push() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> float:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> float:
         await sending(producer, 20)
         cluster.control(PUSH, lose_answer(), times=None)
         before = asyncio.get_running_loop().time()
@@ -261,7 +261,7 @@ def test_close_does_not_wait_long_for_the_last_push() -> None:
 
 
 def test_close_at_once_does_not_wait() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> float:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> float:
         await sending(producer, 20)
         cluster.control(PUSH, lose_answer(), times=None)
         before = asyncio.get_running_loop().time()
@@ -280,7 +280,7 @@ def test_bug_in_telemetry_ends_telemetry_only(
 
     monkeypatch.setattr(Collection, "points", broken)
 
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> int:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
         await sending(producer, 60)
         return int(producer.metrics()["records_acknowledged"])
 
@@ -290,7 +290,7 @@ def test_bug_in_telemetry_ends_telemetry_only(
 
 
 def test_transactional_id_is_an_attribute_of_the_resource() -> None:
-    async def body(cluster: FakeCluster, telemetry: Telemetry, producer: Any) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
         await producer.start()
         await asyncio.sleep(20)
 
