@@ -66,7 +66,7 @@ def _submit(count: int, *, metrics: bool) -> None:
 def _appended(count: int, plugins: tuple[Any, ...], context: Callable[[], Any] | None) -> None:
     """Append records as `try_submit` does, and settle their batches."""
     from aiokprod._client.record_hooks import RecordHooks
-    from aiokprod._client.serialization import RecordSerializers
+    from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod.observer import Observer
     from benchmarks.append_harness import TOPIC, AppendHarness
 
