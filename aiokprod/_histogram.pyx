@@ -53,6 +53,7 @@ cdef class Histogram:
     cdef readonly int64_t count
     cdef readonly double total
     cdef readonly double maximum
+    cdef double peak
     cdef int64_t zeros
     cdef int64_t[BUCKETS] buckets
 
@@ -69,6 +70,12 @@ cdef class Histogram:
         self.count += 1
         self.total += value
         self.maximum = max(self.maximum, value)
+        self.peak = max(self.peak, value)
+
+    def take_peak(self):
+        """The maximum since the last call, 0.0 without values. There may be one caller only."""
+        peak, self.peak = self.peak, 0.0
+        return peak
 
     def quantile(self, double q):
         """The geometric middle of the bucket that holds the q-quantile (0 to 1), at most the

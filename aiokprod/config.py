@@ -130,6 +130,8 @@ class ProducerConfig:
             (KIP-1102).
         allow_auto_create_topics: request the creation of missing topics, which the brokers may
             refuse. (Java: always True for producers.)
+        enable_metrics_push: push metrics to brokers that ask for them (KIP-714); see
+            docs/observability.md. Without a receiver of metrics, brokers do not ask.
         client_dns_lookup: "use_all_dns_ips".
         retry_backoff_ms, retry_backoff_max_ms: exponential with 20 % jitter (KIP-580).
         reconnect_backoff_ms, reconnect_backoff_max_ms: the same per broker.
@@ -214,6 +216,7 @@ class ProducerConfig:
     )
     metadata_recovery_rebootstrap_trigger_ms: int = _long(300_000)
     allow_auto_create_topics: bool = _flag(True)
+    enable_metrics_push: bool = _flag(True)
     client_dns_lookup: str = _setting(
         Choice(("use_all_dns_ips",), later=("resolve_canonical_bootstrap_servers_only",)),
         "use_all_dns_ips",
@@ -315,8 +318,6 @@ class ProducerConfig:
                 raise ConfigError(f"configuration key {key!r} must be a str")
             name = key.strip().replace(".", "_")
             if name not in settings:
-                if name == "enable_metrics_push" and str(value).lower() == "false":
-                    continue
                 raise unknown_key(key, settings)
             if name in values:
                 raise ConfigError(f"{key!r} is given twice, in Java's and in this spelling")

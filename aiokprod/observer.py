@@ -8,17 +8,23 @@ names and sizes, no keys or values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from aiokprod._histogram import Histogram
 from aiokprod._log_fields import log_fields
+from aiokprod._metrics.counters import NODE_COUNTERS, NodeTable, TopicCounters, TopicTable
+from aiokprod._metrics.definitions import names
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ErrorCode, KafkaError
 from aiokprod.records import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+
+WaitReason = Literal["buffer", "metadata"]
+TransactionCall = Literal["init", "begin", "send_offsets", "commit", "abort"]
 
 
 class _Core(Protocol):
@@ -40,8 +46,24 @@ class BatchView(Protocol):
         """Bytes in a request, header included."""
 
     @property
+    def plain_size(self) -> int:
+        """Bytes of its records before compression; 0 until it is closed."""
+
+    @property
+    def codec_id(self) -> int:
+        """Number of the compression codec in Kafka's protocol; 0 without compression."""
+
+    @property
+    def compression_ratio(self) -> float:
+        """Compressed size / plain size of its records; 1 without compression."""
+
+    @property
     def attempts(self) -> int:
         """Number of requests that contained it so far."""
+
+    @property
+    def wire_node(self) -> int:
+        """The broker to which it was sent last; -1 before that."""
 
     @property
     def created_at(self) -> float:
@@ -94,6 +116,24 @@ class Observer:
         is closed or has failed.
         """
 
+    def on_admission_wait(self, topic: str, reason: WaitReason, seconds: float) -> None:
+        """A call has waited before its record could be appended. Called once for each wait that
+        has suspended the call, also if it ended with an error.
+
+        Args:
+            reason: "buffer": memory in the buffer or in the share of a broker; "metadata": the
+                topic or partition was not known.
+        """
+
+    def on_transaction_call(
+        self, call: TransactionCall, seconds: float, error: KafkaError | None
+    ) -> None:
+        """A transactional call of the producer has ended; `error` is None if it succeeded.
+
+        Args:
+            call: "init" (by `Producer.start`), "begin", "send_offsets", "commit" or "abort".
+        """
+
     def on_throttle(self, node_id: int, seconds: float) -> None:
         """A broker asked this client to pause (throttle_time_ms)."""
 
@@ -115,85 +155,100 @@ class Observer:
 HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))
 """Names of the hooks of `Observer`."""
 
-_COUNTERS: Final = (
-    "batches_acknowledged",
-    "batches_failed",
-    "batches_retried",
-    "batches_sent",
-    "batches_split",
-    "bytes_sent",
-    "connections_closed",
-    "connections_opened",
-    "metadata_updates",
-    "produce_requests",
-    "records_acknowledged",
-    "records_failed",
-    "records_refused",
-    "records_retried",
-    "records_unretrieved",
-    "throttles",
-)
+LABELLED: Final = names("counter", labelled=True)
+"""Metrics whose values are dicts: counters by error or method."""
 
-_HISTOGRAMS: Final = (
-    "batch_size_bytes",
-    "delivery_time_s",
-    "queue_time_s",
-    "records_per_batch",
-    "records_per_request",
-    "request_latency_s",
-    "throttle_time_s",
-)
+_COUNTERS: Final = tuple(name for name in names("counter") if name not in NODE_COUNTERS)
+_HISTOGRAMS: Final = names("histogram")
 
 
 class Metrics(Observer):
-    """Counters since the start, and histograms.
+    """Counters since the start, and histograms, of one producer: what `producer.metrics()` returns.
 
-    The names differ from Java's metrics, which are rates and averages. `delivery_time_s` is the
-    time from the first append of a batch to its acknowledgment, `queue_time_s` the time from the
-    first append until it is first sent.
+    Their names and meanings are in the table of docs/monitoring.md.
+
+    Attributes:
+        counters, histograms: by name.
+        errors, refusals, transaction_errors: number by name of the error code or class.
+        plugin_errors: number by class and method of the plug-in or observer.
+        topics, nodes: counters by topic and broker, at most 1000 each; the others are counted
+            together, as topic "(other)" and as node -1.
     """
 
     def __init__(self) -> None:
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        # Records by name of the error code or class.
         self.errors: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
+        self.transaction_errors: dict[str, int] = {}
+        self.plugin_errors: dict[str, int] = {}
+        self.topics = TopicTable()
+        self.nodes = NodeTable()
 
     def snapshot(self) -> dict[str, Any]:
-        """All metrics as plain values, independent of later changes."""
+        """All metrics as plain values, independent of later changes. May be called in any
+        thread."""
         values: dict[str, Any] = dict(self.counters)
         values.update((name, h.snapshot()) for name, h in self.histograms.items())
-        values["errors"] = dict(self.errors)
-        values["refusals"] = dict(self.refusals)
+        values.update(self.node_sums())
+        for name in LABELLED:
+            values[name] = dict(getattr(self, name))
         return values
 
+    def node_sums(self) -> dict[str, int]:
+        """The sums over all brokers of what is counted by broker."""
+        nodes = list(self.nodes.counters.values())
+        return {name: sum(getattr(node, name) for node in nodes) for name in NODE_COUNTERS}
+
+    def by_topic(self) -> dict[str, dict[str, int]]:
+        """The metrics of each topic."""
+        return {name: counts.snapshot() for name, counts in list(self.topics.counters.items())}
+
+    def by_node(self) -> dict[int, dict[str, Any]]:
+        """The metrics of each broker, by node id."""
+        return {node: counts.snapshot() for node, counts in list(self.nodes.counters.items())}
+
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
-        counters, histograms = self.counters, self.histograms
-        counters["produce_requests"] += 1
+        counters, histograms, topics = self.counters, self.histograms, self.topics
+        node = self.nodes.counters.get(node_id) or self.nodes.of(node_id)
+        node.produce_requests += 1
         counters["batches_sent"] += len(batches)
         records = 0
         for batch in batches:
-            size, count = batch.size, batch.core.record_count
+            size, count, plain = batch.size, batch.core.record_count, batch.plain_size
             records += count
+            name = batch.topic_partition.topic
+            topic = topics.counters.get(name) or topics.add(name)
+            topic.bytes_sent += size
+            topic.plain_bytes_sent += plain
             counters["bytes_sent"] += size
+            counters["plain_bytes_sent"] += plain
             if batch.attempts <= 1:
                 histograms["batch_size_bytes"].add(size)
                 histograms["records_per_batch"].add(count)
                 histograms["queue_time_s"].add(batch.sent_at - batch.created_at)
+                if batch.codec_id:
+                    histograms["compression_ratio"].add(batch.compression_ratio)
         histograms["records_per_request"].add(records)
 
     def on_produce_done(self, node_id: int, latency: float) -> None:
         self.histograms["request_latency_s"].add(latency)
+        node = self.nodes.counters.get(node_id) or self.nodes.of(node_id)
+        node.request_latency_s.add(latency)
 
     def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
+        records, name = batch.core.record_count, batch.topic_partition.topic
         self.counters["batches_acknowledged"] += 1
-        self.counters["records_acknowledged"] += batch.core.record_count
+        self.counters["records_acknowledged"] += records
+        topic = self.topics.counters.get(name) or self.topics.add(name)
+        topic.records_acknowledged += records
         self.histograms["delivery_time_s"].add(now - batch.created_at)
 
     def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
+        records = batch.core.record_count
         self.counters["batches_retried"] += 1
-        self.counters["records_retried"] += batch.core.record_count
+        self.counters["records_retried"] += records
+        self._topic(batch.topic_partition.topic).records_retried += records
 
     def on_batch_split(self, batch: BatchView) -> None:
         self.counters["batches_split"] += 1
@@ -202,8 +257,8 @@ class Metrics(Observer):
         records = batch.core.record_count
         self.counters["batches_failed"] += 1
         self.counters["records_failed"] += records
-        name = error.code.name if error.code is not None else type(error).__name__
-        self.errors[name] = self.errors.get(name, 0) + records
+        self._topic(batch.topic_partition.topic).records_failed += records
+        _count(self.errors, error, records)
 
     def on_unretrieved_failure(
         self, topic_partition: TopicPartition, records: int, error: KafkaError
@@ -212,29 +267,68 @@ class Metrics(Observer):
 
     def on_record_refused(self, error: KafkaError) -> None:
         self.counters["records_refused"] += 1
-        name = error.code.name if error.code is not None else type(error).__name__
-        self.refusals[name] = self.refusals.get(name, 0) + 1
+        self._topic(error.topic or "").records_refused += 1
+        _count(self.refusals, error, 1)
+
+    def on_admission_wait(self, topic: str, reason: WaitReason, seconds: float) -> None:
+        self.histograms[f"{reason}_wait_time_s"].add(seconds)
+
+    def on_transaction_call(
+        self, call: TransactionCall, seconds: float, error: KafkaError | None
+    ) -> None:
+        self.histograms[f"txn_{call}_time_s"].add(seconds)
+        if error is not None:
+            _count(self.transaction_errors, error, 1)
 
     def on_throttle(self, node_id: int, seconds: float) -> None:
-        self.counters["throttles"] += 1
+        node = self.nodes.of(node_id)
+        node.throttles += 1
+        node.throttle_time_s.add(seconds)
         self.histograms["throttle_time_s"].add(seconds)
 
     def on_connection_opened(self, node_id: int) -> None:
-        self.counters["connections_opened"] += 1
+        self.nodes.of(node_id).connections_opened += 1
 
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
-        self.counters["connections_closed"] += 1
+        self.nodes.of(node_id).connections_closed += 1
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
         self.counters["metadata_updates"] += 1
 
+    def plugin_failed(self, plugin: object, method: str) -> None:
+        """Count an exception of a plug-in or observer."""
+        name = f"{type(plugin).__name__}.{method}"
+        self.plugin_errors[name] = self.plugin_errors.get(name, 0) + 1
+
+    def _topic(self, name: str) -> TopicCounters:
+        return self.topics.counters.get(name) or self.topics.add(name)
+
+
+def error_name(error: KafkaError) -> str:
+    """The name of an error in metrics: that of its code, or of its class if it has no code."""
+    return error.code.name if error.code is not None else type(error).__name__
+
+
+def _count(errors: dict[str, int], error: KafkaError, records: int) -> None:
+    name = error_name(error)
+    errors[name] = errors.get(name, 0) + records
+
 
 class ObserverChain(Observer):
     """Several observers as one; each may lack hooks. What a hook raises is logged, the first time
-    with its traceback, and affects neither the producer nor the other observers."""
+    with its traceback, and affects neither the producer nor the other observers.
 
-    def __init__(self, observers: Iterable[object]) -> None:
+    Args:
+        on_failure: called with the observer and the name of the hook for each exception.
+    """
+
+    def __init__(
+        self,
+        observers: Iterable[object],
+        on_failure: Callable[[object, str], None] | None = None,
+    ) -> None:
         self._observers = tuple(observers)
+        self._on_failure = on_failure
         self._failed: set[tuple[int, str]] = set()
         for hook in HOOKS:
             setattr(self, hook, partial(self._each, hook))
@@ -250,6 +344,8 @@ class ObserverChain(Observer):
                 self._log(observer, hook, error)
 
     def _log(self, observer: object, hook: str, error: Exception) -> None:
+        if self._on_failure is not None:
+            self._on_failure(observer, hook)
         key = (id(observer), hook)
         if key in self._failed:
             logger.debug(

@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
 from aiokprod._client.explanation import explain
 from aiokprod._client.lifecycle import Lifecycle
+from aiokprod._client.metrics import collect_metrics
 from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.record_serializers import RecordSerializers
 from aiokprod._client.runtime import Runtime
@@ -202,9 +203,12 @@ class Producer(Generic[K, V]):
         self._observer: Observer = self._metrics
         watching = [x for x in (observer, *plugged) if x is not None and has_hooks(x)]
         if watching:
-            self._observer = ObserverChain([self._metrics, *watching])
+            self._observer = ObserverChain([self._metrics, *watching], self._metrics.plugin_failed)
         self._hooks = RecordHooks(
-            interceptor_chain, tuple(filter(is_record_plugin, plugged)), self._observer
+            interceptor_chain,
+            tuple(filter(is_record_plugin, plugged)),
+            self._observer,
+            self._metrics.plugin_failed,
         )
         self._max_block = self._config.max_block_ms / 1000
         self._appender: Appender | None = None  # read by the compiled `submit`
@@ -223,7 +227,9 @@ class Producer(Generic[K, V]):
         )
         self._submitter = RecordSubmitter(self._lifecycle, self._slow_path, self._max_block)
         self._transactions = Transactions(
-            lambda: self._lifecycle.live().transactions, self._max_block
+            lambda: self._lifecycle.live().transactions,
+            self._max_block,
+            self._observer.on_transaction_call,
         )
         hooks.configure(self._config)
 
@@ -238,6 +244,7 @@ class Producer(Generic[K, V]):
             client_id=self._client_id,
             version=__version__,
             observer=self._observer,
+            metrics=self._metrics,
             slow_submit=self._submit_slowly,
             serializers=self._serializers,
             hooks=self._hooks,
@@ -695,6 +702,7 @@ class Producer(Generic[K, V]):
         runtime = self._lifecycle.usable()
         queue = self._lifecycle.thread_queue
         pending: list[ProducerBatch] = []
+        started = runtime.loop.time()
         try:
             async with asyncio.timeout(timeout):
                 if queue is not None and not queue.is_empty:
@@ -709,6 +717,8 @@ class Producer(Generic[K, V]):
                 f"outcome after {timeout} s; delivery continues",
                 outcome=Outcome.UNKNOWN,
             ) from None
+        finally:
+            self._metrics.histograms["flush_time_s"].add(runtime.loop.time() - started)
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -875,11 +885,28 @@ class Producer(Generic[K, V]):
 
     # -- status ---------------------------------------------------------------------------------
 
-    def metrics(self) -> dict[str, Any]:
-        """Counters since the start, histograms and gauges by name; see `Metrics`. Plain values that
-        later events do not change."""
-        runtime = self._lifecycle.runtime
-        return self._metrics.snapshot() | (runtime.gauges() if runtime else {})
+    @property
+    def client_id(self) -> str:
+        """The name of this producer for brokers, logs and metrics: the setting, or one that no
+        other producer of this process has."""
+        return self._client_id
+
+    def metrics(self, *, by: Sequence[Literal["topic", "node"]] = ()) -> dict[str, Any]:
+        """Counters since the start, histograms and gauges by name, as plain values that later
+        events do not change. docs/monitoring.md has a table of all names.
+
+        May be called in any thread, and after `close`. Gauges are missing before the start.
+
+        Args:
+            by: with "topic" the result also has `topics`, a dict by topic, and with "node" `nodes`,
+                a dict by node id, each of the metrics of that topic or broker. At most 1000 topics
+                and brokers are counted separately; the others are together under "(other)" and -1.
+                -1 also stands for addresses that are no brokers of the metadata.
+
+        Raises:
+            ConfigError: `by` contains something else.
+        """
+        return collect_metrics(self._metrics, self._lifecycle.runtime, by)
 
     def health(self) -> Health:
         """A snapshot for liveness and readiness checks; never waits."""

@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parent.parent / "aiokprod"
 
 FOUNDATION = {
     "_backoff", "_config", "_consumer_groups", "_errors", "_histogram", "_json", "_log_fields",
-    "_redaction", "_security", "_version", "cluster", "config", "environment", "errors", "findings",
-    "interceptors", "observer", "partitioners", "plugins", "records", "security", "serializers",
+    "_metrics", "_redaction", "_security", "_version", "cluster", "config", "environment", "errors",
+    "findings", "interceptors", "observer", "partitioners", "plugins", "records", "security",
+    "serializers",
     "topic_profiles",
 }  # fmt: skip
 """Public values and extension points, and what they are made of."""
@@ -27,6 +28,7 @@ ALLOWED = {
     "_net": {"_core", "foundation", "_wire", "_net"},
     "_engine": {"_core", "foundation", "_wire", "_engine"},
     "facade": {"_core", "_arrow", "foundation", "_wire", "_net", "_engine", "facade"},
+    "observe": {"foundation", "_wire", "facade", "observe"},
     "testing": {"_core", "foundation", "_wire", "testing"},
 }
 SPARK_MAY_IMPORT = {

@@ -14,6 +14,8 @@ from aiokprod._log_fields import log_fields
 from aiokprod.errors import KafkaError, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokprod._core.hooks import HookedRecord
     from aiokprod._core.serialization import SerializedRecord
     from aiokprod.interceptors import InterceptorChain
@@ -25,15 +27,21 @@ logger = logging.getLogger(__name__)
 
 
 class RecordHooks(HookCalls):
-    """The interceptors and plug-ins of one producer, and its observer for refused records."""
+    """The interceptors and plug-ins of one producer, and its observer for refused records.
+
+    Args:
+        on_failure: called with the plug-in and the name of the method for each exception.
+    """
 
     def __init__(
         self,
         interceptors: InterceptorChain | None,
         plugins: tuple[RecordPlugin, ...],
         observer: Observer,
+        on_failure: Callable[[object, str], None] | None = None,
     ) -> None:
         super().__init__(interceptors, plugins)
+        self._on_failure = on_failure
         self._observer = observer
         self._failed: set[tuple[int, str]] = set()
 
@@ -77,7 +85,9 @@ class RecordHooks(HookCalls):
         return located(_as_kafka_error(asyncio.CancelledError()), topic, partition)
 
     def failed(self, plugin: object, method: str, error: Exception) -> None:
-        """Log the exception of a plug-in, which is otherwise ignored."""
+        """Count and log the exception of a plug-in, which is otherwise ignored."""
+        if self._on_failure is not None:
+            self._on_failure(plugin, method)
         key = (id(plugin), method)
         if key in self._failed:
             logger.debug(

@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod._engine.identity.transaction_driver import TransactionDriver
+    from aiokprod._engine.telemetry.pusher import TelemetryPusher
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
-    from aiokprod.observer import Observer
+    from aiokprod.observer import Metrics, Observer
     from aiokprod.partitioners import Partitioner
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ _NOT_IDEMPOTENT_ORDERED = 1
 _PRODUCE = 0
 _STICKY_SAMPLE = 32
 _TRANSACTION_FEATURE = "transaction.version"
+_GET_TELEMETRY_SUBSCRIPTIONS = 71
+_LAST_PUSH_S = 1.0
+"""Longest wait of `close` for the response to the last push of metrics."""
 
 
 class Runtime:
@@ -77,6 +81,7 @@ class Runtime:
         client_id: str,
         version: str,
         observer: Observer,
+        metrics: Metrics,
         slow_submit: Callable[..., Any],
         serializers: RecordSerializers,
         hooks: RecordHooks,
@@ -87,6 +92,7 @@ class Runtime:
         self.loop = loop
         self.observer = observer
         self.failure: KafkaError | None = None
+        self._started_at = loop.time()
         self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
         self._coordinators: Coordinators | None = None
@@ -96,6 +102,9 @@ class Runtime:
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
         self._rng = environment.rng
+        self._unix_ms = environment.unix_ms
+        self._metrics = metrics
+        self._telemetry: TelemetryPusher | None = None
         self._sticky = StickyLoad(config.partitioner_adaptive_partitioning_enable)
         topic_settings = TopicSettingsTable(config, configured_codec(config))
         compresses = topic_settings.compresses
@@ -116,6 +125,7 @@ class Runtime:
             on_callback_error=self.fail,
             client_id=client_id,
             software_version=version,
+            nodes=metrics.nodes,
         )
         self.state = self._producer_state()
         engine = Engine(
@@ -131,6 +141,7 @@ class Runtime:
             choose_partition=self._choose_sticky,
             backoff=self._backoff,
             observer=observer,
+            loop_lag=metrics.histograms["loop_lag_s"],
         )
         self.memory = engine.memory
         self.flushes = engine.flushes
@@ -294,6 +305,8 @@ class Runtime:
         except BaseException:  # a signal handler raised once more
             self._stop_with(failure)
             raise
+        if self._telemetry is not None:
+            self._telemetry.close()
         for task in self._tasks:
             task.cancel()
 
@@ -319,6 +332,25 @@ class Runtime:
             self.warm_up.wake()
         if self._coordinators is not None:
             self._coordinators.on_network()
+        if self._telemetry is not None and self._telemetry.waiting:
+            self._telemetry.wake()
+
+    def _new_telemetry(self) -> TelemetryPusher:
+        # Imported here: most clusters do not ask for metrics, and imports take time.
+        from aiokprod._engine.telemetry.collection import Collection
+        from aiokprod._engine.telemetry.pusher import TelemetryPusher
+
+        name = self.config.transactional_id
+        return TelemetryPusher(
+            self.loop,
+            self.client,
+            Collection(self._metrics, self.gauges),
+            nodes=lambda: self.metadata.snapshot.nodes,
+            unix_ms=self._unix_ms,
+            rng=self._rng,
+            request_timeout=self.config.request_timeout_ms / 1000,
+            resource={} if name is None else {"transactional_id": name},
+        )
 
     def _on_disconnect(self, node_id: int, error: KafkaError) -> None:
         if self._coordinators is not None:
@@ -355,6 +387,9 @@ class Runtime:
     def _on_connected(self, node_id: int) -> None:
         self.sender.auth_failures.connected(node_id)
         self.watch.on_connected(node_id)
+        offered = self.client.version_range(node_id, _GET_TELEMETRY_SUBSCRIPTIONS) is not None
+        if offered and self._telemetry is None and self.config.enable_metrics_push:
+            self._telemetry = self._new_telemetry()
         self.observer.on_connection_opened(node_id)
 
     def _on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
@@ -391,14 +426,19 @@ class Runtime:
         )
 
     def gauges(self) -> dict[str, float]:
-        """The gauges of `metrics()`: present values by name."""
+        """The gauges of `metrics()`: present values by name. May be called in any thread."""
         return {
             "buffer_available_bytes": self.memory.limit - self.memory.used,
             "buffer_total_bytes": self.memory.limit,
             "batches_incomplete": len(self.accumulator.incomplete),
             "requests_in_flight": self.client.total_in_flight(),
             "waiting_sends": self.memory.waiting + self.quota.waiting,
+            "metadata_age_s": self.loop.time() - self._metadata_time(),
         }
+
+    def _metadata_time(self) -> float:
+        updated_at = self.metadata.updated_at
+        return self._started_at if updated_at is None else updated_at
 
     # -- end ------------------------------------------------------------------------------------
 
@@ -433,5 +473,11 @@ class Runtime:
             task.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.client.close(deadline, error)
+        last_push = None if self._telemetry is None else self._telemetry.terminate()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if last_push is not None:
+                limit = min(deadline - self.loop.time(), _LAST_PUSH_S)
+                await asyncio.wait([last_push], timeout=max(limit, 0))
+        finally:
+            await self.client.close(deadline, error)

@@ -10,6 +10,7 @@ Source: Java `KafkaProducer.doSend`, which calls the partitioner before it check
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._client.record_hooks import located
@@ -28,7 +29,7 @@ from aiokprod.errors import (
 from aiokprod.partitioners import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from aiokprod._client.record_hooks import RecordHooks
     from aiokprod._client.record_serializers import RecordSerializers
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.broker_memory_quota import QuotaWaiter
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
+    from aiokprod.observer import WaitReason
     from aiokprod.partitioners import Partitioner
     from aiokprod.records import Header, ProducerRecord
 
@@ -247,21 +249,34 @@ class SlowPath:
                     if permit is not None:
                         runtime.quota.release(permit)
                     await self._known(record.topic, record.partition, deadline)
-                elif over_quota is None:
-                    await runtime.memory.reserve(size, reservation, deadline)
                 else:
-                    permit = await runtime.quota.wait(over_quota, deadline, permit)
+                    with self._waiting(record.topic, "buffer"):
+                        if over_quota is None:
+                            await runtime.memory.reserve(size, reservation, deadline)
+                        else:
+                            permit = await runtime.quota.wait(over_quota, deadline, permit)
         finally:
             runtime.memory.give_back(reservation)
             if permit is not None:
                 runtime.quota.release(permit)
+
+    @contextlib.contextmanager
+    def _waiting(self, topic: str, reason: WaitReason) -> Iterator[None]:
+        """Report the duration of a wait, however it ends."""
+        runtime = self._started()
+        start = runtime.loop.time()
+        try:
+            yield
+        finally:
+            runtime.observer.on_admission_wait(topic, reason, runtime.loop.time() - start)
 
     async def _known(self, topic: str, partition: int | None, deadline: float) -> None:
         """Wait until topic and partition are in the metadata."""
         metadata = self._started().metadata
         try:
             if metadata.lookup(topic, partition) is None:
-                await metadata.wait_for_topic(topic, partition, deadline=deadline)
+                with self._waiting(topic, "metadata"):
+                    await metadata.wait_for_topic(topic, partition, deadline=deadline)
             return
         except KafkaError as error:
             # The error concerns the topic; this record was not sent.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
+    from aiokprod.observer import TransactionCall
 
 logger = logging.getLogger(__name__)
 
@@ -40,47 +41,60 @@ _ABORTABLE: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR
 class Transactions:
     """The transactional calls of one producer.
 
-    `calls()` gives those of the started producer and raises if the producer cannot be used.
+    Args:
+        calls: gives those of the started producer, None if it has no transactions; raises if the
+            producer cannot be used.
+        max_block: limit in seconds for calls without a timeout.
+        on_call: `Observer.on_transaction_call`.
     """
 
-    def __init__(self, calls: Callable[[], TransactionCalls | None], max_block: float) -> None:
+    def __init__(
+        self,
+        calls: Callable[[], TransactionCalls | None],
+        max_block: float,
+        on_call: Callable[[TransactionCall, float, KafkaError | None], None],
+    ) -> None:
         self._calls_of = calls
         self._max_block = max_block
+        self._on_call = on_call
         self._busy: str | None = None
 
     async def initialise(self) -> None:
         """Get the producer id; see `Producer.start`. Any number of tasks may wait for it."""
         calls = self._calls_of()
         if calls is not None:
-            await calls.initialise(asyncio.get_running_loop().time() + self._max_block)
+            with self._measured("init") as start:
+                await calls.initialise(start + self._max_block)
 
     async def begin(self, timeout: float | None) -> None:
         """See `Producer.begin_transaction`."""
         check_timeout("begin_transaction", timeout)
-        with self._alone("begin_transaction") as (calls, start):
+        with self._alone("begin_transaction") as calls, self._measured("begin") as start:
             await calls.begin(self._deadline(timeout, start))
 
     async def end(self, *, commit: bool, timeout: float | None) -> None:
         """See `Producer.commit_transaction` and `abort_transaction`."""
         name = "commit_transaction" if commit else "abort_transaction"
         check_timeout(name, timeout)
-        with self._alone(name) as (calls, start):
+        measured = self._measured("commit" if commit else "abort")
+        with self._alone(name) as calls, measured as start:
             await calls.end(commit=commit, deadline=self._deadline(timeout, start))
 
     async def send_offsets(self, offsets: Any, group: Any, timeout: float | None) -> None:
         """See `Producer.send_offsets_to_transaction`."""
         check_timeout("send_offsets_to_transaction", timeout)
-        with self._alone("send_offsets_to_transaction") as (calls, start):
+        with self._alone("send_offsets_to_transaction") as calls:
             calls.manager.check_open()
             checked, member = checked_offsets(offsets), group_metadata(group)
             if checked:
-                await calls.send_offsets(checked, member, self._deadline(timeout, start))
+                with self._measured("send_offsets") as start:
+                    await calls.send_offsets(checked, member, self._deadline(timeout, start))
 
     async def prepare(self) -> tuple[int, int, bool]:
         """Prepare the open transaction so that another process can end it: it is flushed, and stays
         open when the producer is closed. Returns producer id, epoch, and True for the second
         protocol (KIP-890). See `TransactionCalls`."""
-        with self._alone("prepare_transaction") as (calls, _):
+        with self._alone("prepare_transaction") as calls:
             return calls.prepare()
 
     @property
@@ -97,7 +111,7 @@ class Transactions:
         return ending is not None and ending.commit
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[tuple[TransactionCalls, float]]:
+    def _alone(self, name: str) -> Iterator[TransactionCalls]:
         calls = self._calls_of()
         if calls is None:
             raise ConfigError(
@@ -112,9 +126,22 @@ class Transactions:
             )
         self._busy = name
         try:
-            yield calls, asyncio.get_running_loop().time()
+            yield calls
         finally:
             self._busy = None
+
+    @contextlib.contextmanager
+    def _measured(self, call: TransactionCall) -> Iterator[float]:
+        """Report the duration and result of a call; gives the time of its start. A cancelled call
+        is not reported: it continues without its caller."""
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        try:
+            yield start
+        except KafkaError as error:
+            self._on_call(call, clock() - start, error)
+            raise
+        self._on_call(call, clock() - start, None)
 
     def _deadline(self, timeout: float | None, start: float) -> float:
         return start + (self._max_block if timeout is None else timeout)

@@ -268,7 +268,6 @@ _HINTS: Final[dict[str, str]] = {
     "partitioner.rack.aware": _NOT_YET,
     "client.rack": _NOT_YET,
     "transaction.two.phase.commit.enable": _NOT_YET,
-    "enable.metrics.push": "broker telemetry (KIP-714) is not in this version yet; only false is",
     "metadata.cluster.check.enable": _NOT_YET,
     "bootstrap.resolve.timeout.ms": "set socket_connection_setup_timeout_ms",
     "config.providers": "read secrets in your own code and pass the values",

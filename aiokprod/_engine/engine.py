@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.metadata.cache import Metadata
     from aiokprod._engine.ports import BrokerClient
     from aiokprod._engine.wakeup import WakeupEvent
+    from aiokprod._histogram import Histogram
     from aiokprod.config import ProducerConfig
     from aiokprod.observer import Observer
 
@@ -41,6 +42,7 @@ class Engine:
         executor: compresses large batches; None if no topic has a codec.
         choose_partition: the next sticky partition of a topic.
         backoff: seconds before the next attempt, by the number of failed attempts (1...).
+        loop_lag: see `Sender`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Engine:
         choose_partition: Callable[[TopicSlot], int],
         backoff: Callable[[int], float],
         observer: Observer,
+        loop_lag: Histogram | None = None,
     ) -> None:
         self._metadata = metadata
         self.memory = BufferMemory(config.buffer_memory, wake)
@@ -85,6 +88,7 @@ class Engine:
             wakeup=wakeup,
             backoff=backoff,
             observer=observer,
+            loop_lag=loop_lag,
         )
 
     def _several_nodes(self) -> bool:

@@ -21,11 +21,16 @@ cdef class WakeupEvent:
     Args:
         keep_timer: keep the timer of a wait that ends early for later waits. While events come
             faster than deadlines pass, no timer is created or cancelled. Call `close` at the end.
+
+    Attributes:
+        due_at: loop time at which a wait was to end: that of the event or the deadline; 0 if the
+            last wait did not suspend. The waiter may reset it.
     """
 
     cdef object loop
     cdef bint keep_timer
     cdef bint flag
+    cdef public double due_at
     cdef double deadline    # of the current wait
     cdef object timer
     cdef double timer_at
@@ -79,6 +84,7 @@ cdef class WakeupEvent:
 
     cdef int schedule(self) except -1:
         if self.waiter is not None and not self.scheduled:
+            self.due_at = self.loop.time()
             self.loop.call_soon(self.deliver, context=self.context)
             self.scheduled = True  # last: if the call raised, the next `set` repeats it
         return 0
@@ -110,6 +116,7 @@ cdef class WakeupEvent:
     cdef int end_wait(self, double due) except -1:
         if self.deadline <= due:
             self.set()
+            self.due_at = self.deadline
         elif self.deadline < INFINITY:
             self.arm(self.deadline)
         return 0

@@ -13,6 +13,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import Final
 
+from aiokprod._metrics.counters import NodeCounters
 from aiokprod._net.authentication import Authenticated, AuthenticationStep, Authenticator, AuthTask
 from aiokprod._net.channel_states import (
     PREPARING,
@@ -78,6 +79,7 @@ class KafkaChannel:
         software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
         is_kafka: an earlier connection to this address was READY.
+        counters: where it counts its requests and bytes.
 
     Attributes:
         is_kafka: the address is known to be a listener for this client, so that errors need not ask
@@ -100,9 +102,11 @@ class KafkaChannel:
         software_version: str,
         authenticator: Authenticator | None = None,
         is_kafka: bool = False,
+        counters: NodeCounters | None = None,
     ) -> None:
         self.peer = peer
         self.is_kafka = is_kafka
+        self.counters = counters or NodeCounters()
         self.state = State.CONNECTING
         self.versions: VersionRanges = _NO_VERSIONS
         self.features = NO_FEATURES
@@ -214,6 +218,7 @@ class KafkaChannel:
     def data_to_send(self) -> list[BytesLike]:
         """Take the chunks to write now. From now on the broker may have received their requests."""
         chunks, self._outgoing = self._outgoing, []
+        self.counters.network_bytes_out += sum(map(len, chunks))
         for request in self._unsent:
             request.maybe_written = True
         self._unsent.clear()
@@ -253,6 +258,11 @@ class KafkaChannel:
         self._outgoing.clear()
         self._unsent.clear()
         self.events.append(Closed(reason, error))
+
+    @property
+    def authenticates(self) -> bool:
+        """True if the connection uses SASL."""
+        return self._authenticator is not None
 
     @property
     def renewable(self) -> bool:
@@ -307,6 +317,7 @@ class KafkaChannel:
         """
         if self.state is State.CLOSED:
             return
+        self.counters.network_bytes_in += len(data)
         try:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
@@ -381,6 +392,7 @@ class KafkaChannel:
             correlation_id, message.api_key, version, on_done, now, deadline, expect_response
         )
         self.in_flight.add(request)
+        self.counters.requests_sent += 1
         self._unsent.append(request)
         # CPython 3.12+ turns an empty chunk left behind by a partial write into a busy loop.
         self._outgoing.extend(filter(len, chunks))
@@ -396,6 +408,7 @@ class KafkaChannel:
                 f"{self.peer} answered request {correlation_id} where the answer to "
                 f"{_api_name(request.api_key)} request {request.correlation_id} was due"
             )
+        self.counters.responses_received += 1
         if self.state is State.CHECKING_API_VERSIONS:
             answer = decode_versions(body, request.version)
             self.in_flight.complete_next()

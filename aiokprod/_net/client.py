@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from aiokprod._config.security import TLS_PROTOCOLS
+from aiokprod._metrics.counters import OTHER_NODES, NodeTable
 from aiokprod._net.authentication import Authenticator
 from aiokprod._net.channel_states import CloseReason
 from aiokprod._net.connection import Connection
@@ -58,6 +59,7 @@ class NetworkClient:
             called for every end of a connection, with None if the client closed it.
         on_callback_error: called if an `on_done` raised; default: the loop's exception handler.
         authenticator: creates the authenticator of a connection; None uses the configuration.
+        nodes: where connections count their requests and bytes.
 
     Attributes:
         log: what is logged about the connections.
@@ -78,6 +80,7 @@ class NetworkClient:
         client_id: str | None = None,
         software_version: str = "unknown",
         authenticator: Callable[[Node], Authenticator] | None = None,
+        nodes: NodeTable | None = None,
     ) -> None:
         self._rng = environment.rng
         self._loop = loop
@@ -92,7 +95,7 @@ class NetworkClient:
         self.log = ConnectionLog(client_id or config.client_id)
         self._connection = ConnectionFactory(
             config, loop, self, client_id, software_version, authenticator, environment.rng,
-            is_kafka=self.log.is_kafka,
+            nodes or NodeTable(), is_kafka=self.log.is_kafka,
         )  # fmt: skip
         self._states = ClusterConnectionStates.of(config, environment.rng)
         self._bootstrap = tuple(
@@ -213,7 +216,16 @@ class NetworkClient:
 
     def total_in_flight(self) -> int:
         """Number of requests in flight on all connections, including those about to close."""
-        return sum(len(connection.channel.in_flight) for connection in self._connections)
+        # A copy, because `metrics()` may be called in another thread.
+        return sum(len(connection.channel.in_flight) for connection in list(self._connections))
+
+    def in_flight_by_node(self) -> dict[int, int]:
+        """`total_in_flight` by node; addresses that are no brokers together as `OTHER_NODES`."""
+        counts: dict[int, int] = {}
+        for connection in list(self._connections):
+            node_id = max(connection.node_id, OTHER_NODES)
+            counts[node_id] = counts.get(node_id, 0) + len(connection.channel.in_flight)
+        return counts
 
     def least_loaded(self, now: float) -> int | None:
         """The node for a request that any broker can answer.
@@ -331,6 +343,9 @@ class NetworkClient:
         self.log.connected(connection)
         # Not called for a retired connection: one that was not READY then was closed.
         self._states.ready(connection.node_id, self._loop.time())
+        counters = connection.channel.counters
+        counters.connections += 1
+        counters.authentications += connection.channel.authenticates
         if connection.channel.features.epoch > self._features.epoch:
             self._features = connection.channel.features
         if self._on_connection_opened is not None:
@@ -372,6 +387,10 @@ class NetworkClient:
         self._dials.cancel(connection)
         self._forget_if_gone(connection)
         own_wish = reason in (CloseReason.LOCAL, CloseReason.IDLE)
+        counters = connection.channel.counters
+        counters.connections -= connection.was_ready
+        counters.connection_failures += not connection.was_ready and not own_wish
+        counters.authentication_failures += reason is CloseReason.AUTH_FAILED
         if self._on_connection_closed is not None:
             self._on_connection_closed(connection.node_id, None if own_wish else error)
         if not self._is_current(connection):

@@ -437,6 +437,7 @@ class Connection(asyncio.Protocol):
                 "%s: authenticated again", self.channel.peer,
                 extra=log_fields("authenticated_again", node_id=self.node_id),
             )  # fmt: skip
+            self.channel.counters.reauthentications += 1
             self._owner.connection_progress(self)
             return
         self.was_ready = True

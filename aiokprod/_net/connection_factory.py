@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from aiokprod._metrics.counters import NodeTable
 from aiokprod._net.authentication import Authenticator
 from aiokprod._net.channel import KafkaChannel
 from aiokprod._net.connection import Connection, ConnectionOwner, SessionLimits
@@ -28,6 +29,7 @@ class ConnectionFactory:
         authenticator: creates the authenticator of a connection; None for listeners without SASL.
         rng: random source that spreads re-authentications.
         is_kafka: tells whether an address is known to be a listener for this client.
+        nodes: where connections count their requests and bytes.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class ConnectionFactory:
         software_version: str,
         authenticator: Callable[[Node], Authenticator] | None,
         rng: random.Random,
+        nodes: NodeTable,
         *,
         is_kafka: Callable[[tuple[str, int]], bool] = lambda address: False,
     ) -> None:
+        self._nodes = nodes
         self._is_kafka = is_kafka
         self._rng = rng
         self._request_timeout = config.request_timeout_ms / 1000
@@ -65,6 +69,7 @@ class ConnectionFactory:
             software_version=self._software_version,
             authenticator=None if self._authenticator is None else self._authenticator(node),
             is_kafka=self._is_kafka((node.host, node.port)),
+            counters=self._nodes.of(node.id),
         )
         return Connection(
             node.id,

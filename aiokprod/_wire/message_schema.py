@@ -297,6 +297,12 @@ def nullable_array(
     )
 
 
+def int8_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
+    """Declare an array of int8, not null; decoded as a tuple."""
+    none: Sequence[int] = ()
+    return _declare(none, WireType.INT8, versions, array=True, ignorable=ignorable)
+
+
 def int32_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[int]:
     """Declare an array of int32, not null; decoded as a tuple."""
     none: Sequence[int] = ()

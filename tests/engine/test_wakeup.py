@@ -132,3 +132,21 @@ async def test_kept_timer_makes_room_for_an_earlier_deadline_and_ends_with_close
     assert len(loop.pending_timers()) == 1
     wakeup.close()
     assert not loop.pending_timers()
+
+
+@virtual
+async def test_due_at_is_the_time_at_which_the_wait_was_to_end() -> None:
+    loop = asyncio.get_running_loop()
+    wakeup = WakeupEvent(loop)
+    assert wakeup.due_at == 0.0
+    start = loop.time()
+    await wakeup.wait(start + 1.5)
+    assert wakeup.due_at == start + 1.5
+    wakeup.due_at = 0.0
+    wakeup.clear()
+    loop.call_later(0.25, wakeup.set)
+    await wakeup.wait(math.inf)
+    assert wakeup.due_at == start + 1.75
+    wakeup.due_at = 0.0
+    await wakeup.wait(math.inf)  # still set: does not suspend until an event
+    assert wakeup.due_at == 0.0

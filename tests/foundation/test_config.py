@@ -61,6 +61,7 @@ FLAGS = {
     "partitioner_adaptive_partitioning_enable": True,
     "partitioner_ignore_keys": False,
     "allow_auto_create_topics": True,
+    "enable_metrics_push": True,
     "sasl_delegation_token": False,
     "sasl_allow_cleartext": False,
 }
@@ -463,6 +464,7 @@ def test_from_mapping_takes_java_and_our_names_and_plain_values() -> None:
         enable_idempotence=False,
         compression_type="lz4",
         acks=1,
+        enable_metrics_push=False,
     )
 
 
@@ -538,7 +540,6 @@ def test_from_mapping_unknown_key_without_neighbour_says_so() -> None:
         ("sasl.kerberos.kinit.cmd", "not kinit"),
         ("metric.reporters", "metrics()"),
         ("security.providers", "JVM"),
-        ("enable.metrics.push", "only false"),
         ("min.insync.replicas", "broker or topic setting"),
         ("auto.create.topics.enable", "allow_auto_create_topics"),
         ("log.retention.ms", "broker or topic setting"),

@@ -13,6 +13,7 @@ import pytest
 
 from aiokprod._client.validation import check_plugins
 from aiokprod._histogram import Histogram
+from aiokprod._metrics.definitions import names
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import BufferFull, ConfigError, DeliveryTimeout, broker_error, error_code
 from aiokprod.observer import HOOKS, Metrics, Observer, ObserverChain
@@ -29,7 +30,11 @@ class Core:
 @dataclass
 class Batch:
     size: int = 1000
+    plain_size: int = 4000
+    codec_id: int = 4
+    compression_ratio: float = 0.25
     attempts: int = 1
+    wire_node: int = 1
     created_at: float = 10.0
     sent_at: float = 10.5
     core: Core = field(default_factory=lambda: Core(4))
@@ -45,6 +50,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "on_batch_failed": (Batch(), broker_error(29, "t-0")),
     "on_unretrieved_failure": (TP, 3, DeliveryTimeout("late")),
     "on_record_refused": (BufferFull("no room"),),
+    "on_admission_wait": ("t", "buffer", 0.125),
+    "on_transaction_call": ("commit", 0.75, broker_error(47, "commit")),
     "on_throttle": (1, 0.5),
     "on_connection_opened": (1,),
     "on_connection_closed": (1, None),
@@ -124,13 +131,14 @@ def test_chain_survives_a_failing_observer_and_logs_it_once(
             raise ZeroDivisionError
 
     metrics = Metrics()
-    chain = ObserverChain([Broken(), metrics])
+    chain = ObserverChain([Broken(), metrics], metrics.plugin_failed)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             chain.on_throttle(1, 0.5)
-    assert metrics.counters["throttles"] == 5
+    assert metrics.snapshot()["throttles"] == 5
     assert len(caplog.records) == 1
     assert "observer Broken failed in on_throttle" in caplog.text
+    assert metrics.snapshot()["plugin_errors"] == {"Broken.on_throttle": 5}
 
 
 def test_metrics_count_what_happened() -> None:
@@ -139,7 +147,8 @@ def test_metrics_count_what_happened() -> None:
         getattr(metrics, hook)(*arguments)
     metrics.on_batch_failed(Batch(), DeliveryTimeout("late"))
     values = metrics.snapshot()
-    assert {name: value for name, value in values.items() if isinstance(value, int)} == {
+    counters = {name: value for name, value in values.items() if isinstance(value, int)}
+    assert {name: value for name, value in counters.items() if value} == {
         "batches_acknowledged": 1,
         "batches_failed": 2,
         "batches_retried": 1,
@@ -149,6 +158,7 @@ def test_metrics_count_what_happened() -> None:
         "connections_closed": 1,
         "connections_opened": 1,
         "metadata_updates": 1,
+        "plain_bytes_sent": 8000,
         "produce_requests": 1,
         "records_acknowledged": 4,
         "records_failed": 8,
@@ -157,7 +167,22 @@ def test_metrics_count_what_happened() -> None:
         "records_unretrieved": 3,
         "throttles": 1,
     }
+    assert set(counters) == {name for name in names("counter")} | {"connections"}
     assert values["refusals"] == {"BufferFull": 1}
+    assert values["transaction_errors"] == {"INVALID_PRODUCER_EPOCH": 1}
+    assert values["compression_ratio"]["max"] == 0.25
+    assert values["buffer_wait_time_s"]["max"] == 0.125
+    assert values["txn_commit_time_s"]["max"] == 0.75
+    assert metrics.by_topic() == {
+        "t": {
+            "records_acknowledged": 4, "records_failed": 8, "records_refused": 0,
+            "records_retried": 4, "bytes_sent": 1500, "plain_bytes_sent": 8000,
+        },
+        "(other)": dict.fromkeys(metrics.by_topic()["t"], 0) | {"records_refused": 1},
+    }  # fmt: skip
+    (node,) = metrics.by_node().values()
+    assert node["request_latency_s"]["max"] == 0.25
+    assert node["throttle_time_s"]["count"] == node["throttles"] == node["produce_requests"] == 1
     assert values["errors"] == {"TOPIC_AUTHORIZATION_FAILED": 4, "DeliveryTimeout": 4}
     assert values["records_per_request"]["max"] == 8
     assert values["batch_size_bytes"]["count"] == 1

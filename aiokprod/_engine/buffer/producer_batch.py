@@ -128,6 +128,12 @@ class ProducerBatch:
         return HEADER_SIZE + payload
 
     @property
+    def compression_ratio(self) -> float:
+        """Compressed size / plain size of its records; 1 until it is closed."""
+        payload = self.payload
+        return 1.0 if payload is None or not self.plain_size else len(payload) / self.plain_size
+
+    @property
     def has_sequence(self) -> bool:
         """True once it has a sequence, which a broker may have seen."""
         return self.base_sequence != NO_SEQUENCE

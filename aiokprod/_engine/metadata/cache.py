@@ -124,6 +124,11 @@ class Metadata:
     # -- the view ---------------------------------------------------------------------------------
 
     @property
+    def updated_at(self) -> float | None:
+        """Time of the last response with metadata; None before the first."""
+        return self._schedule.updated_at
+
+    @property
     def bootstrapped(self) -> bool:
         """True while only the bootstrap addresses are known as nodes."""
         return self._bootstrapped

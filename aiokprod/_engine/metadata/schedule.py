@@ -26,6 +26,7 @@ class UpdateSchedule:
         need_partial: new topics must be fetched.
         wrong: the metadata is known to be wrong or incomplete. Only then does a response without
             changes delay the next request, not after a refresh because of the metadata's age.
+        updated_at: time of the last response; None before the first.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class UpdateSchedule:
         "_unchanged",
         "need_full",
         "need_partial",
+        "updated_at",
         "wrong",
     )
 
@@ -50,6 +52,7 @@ class UpdateSchedule:
         self.need_full = True
         self.need_partial = False
         self.wrong = False
+        self.updated_at: float | None = None
         self._failures = 0
         self._unchanged = 0
         self._doubted_at = -math.inf
@@ -87,6 +90,7 @@ class UpdateSchedule:
                 backoff, but only once per `QUIET_S`: a stale broker contradicts again and again.
         """
         self._failures = 0
+        self.updated_at = now
         if doubtful and now - self._doubted_at > QUIET_S:
             self._doubted_at = now
             changed = True

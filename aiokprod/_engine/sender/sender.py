@@ -22,6 +22,7 @@ from aiokprod._engine.sender.retry_policy import (
     given_up_error,
 )
 from aiokprod._engine.sender.unresponsive_brokers import UnresponsiveBrokers
+from aiokprod._histogram import Histogram
 from aiokprod.errors import (
     KafkaError,
     Outcome,
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 class Sender:
     """Drains the accumulator into Produce requests.
 
+    Args:
+        loop_lag: gets the times for which the event loop delays the sender.
+
     Attributes:
         auth_failures: authentication failures of brokers; the network layer reports every
             connection that is opened or closed to it.
@@ -65,6 +69,7 @@ class Sender:
         wakeup: WakeupEvent,
         backoff: Callable[[int], float],
         observer: Observer,
+        loop_lag: Histogram | None = None,
     ) -> None:
         self._acks = config.required_acks
         self._retries = config.retries
@@ -78,6 +83,7 @@ class Sender:
         self._source = state.source
         self._observer = observer
         self.auth_failures = AuthFailures(config.socket_connection_setup_timeout_ms / 1000)
+        self._loop_lag = Histogram() if loop_lag is None else loop_lag
         self._wakeup_event = wakeup
         self.wakeup = wakeup.set
         """Request a pass in the next iteration of the event loop. Idempotent and cheap."""
@@ -121,7 +127,11 @@ class Sender:
         try:
             while True:
                 wakeup.clear()
-                deadline = self.run_once(clock())
+                now = clock()
+                if wakeup.due_at:
+                    self._loop_lag.add(now - wakeup.due_at)
+                    wakeup.due_at = 0.0
+                deadline = self.run_once(now)
                 if self.on_waiting is not None and self._accumulator.incomplete:
                     self.on_waiting()
                 await wakeup.wait(deadline)

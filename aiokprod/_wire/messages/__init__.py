@@ -44,6 +44,8 @@ APIS: Final = {
     36: Api("sasl_authenticate", 0, 2),
     65: Api("describe_transactions", 0, 0),
     66: Api("list_transactions", 0, 2),
+    71: Api("get_telemetry_subscriptions", 0, 0),
+    72: Api("push_telemetry", 0, 0),
 }
 """APIs by key. A test compares the versions with those of the message classes."""
 

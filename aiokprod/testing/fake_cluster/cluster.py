@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from aiokprod._errors import Code
 from aiokprod.environment import Environment
@@ -28,6 +29,7 @@ from aiokprod.testing.fake_cluster.control import (
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.fake_cluster.log import StoredRecord
 from aiokprod.testing.fake_cluster.profiles import NEWEST, PRODUCE, profile_named
+from aiokprod.testing.fake_cluster.telemetry import ClientTelemetry
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from aiokprod.testing.fake_cluster.transactions import TransactionModel
 from aiokprod.testing.memory import MemoryNetwork
@@ -90,6 +92,7 @@ class FakeCluster(FakeClusterAdmin):
         violations: bytes or behaviour of the client that break the protocol; must be empty.
         duplicates: batches recognised as already in the log.
         sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
+        telemetry: the subscription of `subscribe`, with what was pushed; None without one.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class FakeCluster(FakeClusterAdmin):
         self.violations: list[str] = []
         self.duplicates = 0
         self.sends_while_throttled = 0
+        self.telemetry: ClientTelemetry | None = None
         self.next_producer_id = 0
         self.first_epoch = 0
         self._creating: set[str] = set()
@@ -230,6 +234,19 @@ class FakeCluster(FakeClusterAdmin):
                 broker.throttle_ms = milliseconds
 
     # -- what happened --------------------------------------------------------------------------
+
+    def subscribe(self, *requested: str, **settings: Any) -> ClientTelemetry:
+        """Ask clients that connect from now on to push their metrics (KIP-714).
+
+        Args:
+            requested: prefixes of names of metrics; "" for all.
+            settings: other attributes of `ClientTelemetry`.
+        """
+        self.telemetry = ClientTelemetry(requested, **settings)
+        for broker in self.brokers.values():
+            ranges = broker.profile.ranges | {71: (0, 0), 72: (0, 0)}
+            broker.profile = replace(broker.profile, ranges=ranges)
+        return self.telemetry
 
     def log(self, topic: str, partition: int) -> list[StoredRecord]:
         """The records of a partition, by offset."""

@@ -4,8 +4,8 @@ module variables, and can be killed at any moment, as by SIGKILL."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import contextvars
+import dataclasses
 import random
 from collections.abc import Callable, Coroutine
 from functools import partial

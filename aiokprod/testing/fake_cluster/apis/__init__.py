@@ -27,6 +27,8 @@ _MODULES = {
     32: "describe_configs",
     65: "describe_transactions",
     66: "list_transactions",
+    71: "get_telemetry_subscriptions",
+    72: "push_telemetry",
 }
 
 

@@ -1,0 +1,1 @@
+"""Metrics pushed to the brokers (KIP-714)."""

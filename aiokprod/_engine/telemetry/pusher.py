@@ -1,0 +1,296 @@
+"""Pushes the producer's metrics to the brokers that ask for them (KIP-714).
+
+It asks a broker which metrics it wants and pushes them at the interval of the answer. There is no
+task: timers and responses call its methods. It uses connections that are open, and opens none.
+Whatever a broker answers concerns telemetry only, so it is logged at DEBUG.
+
+Source: Java `ClientTelemetryReporter`, `ClientTelemetryUtils`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokprod._errors import Code
+from aiokprod._version import __version__
+from aiokprod._wire.compression import codec_by_id
+from aiokprod._wire.messages.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
+from aiokprod._wire.messages.push_telemetry import PushTelemetryRequest
+from aiokprod._wire.otlp import encode_metrics
+from aiokprod.errors import ConfigError, DecodeError, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
+    from aiokprod._engine.telemetry.collection import Collection
+
+logger = logging.getLogger(__name__)
+
+API_KEY: Final = 71
+"""GetTelemetrySubscriptions. Brokers offer it only if a plug-in receives the metrics."""
+
+DEFAULT_INTERVAL_S: Final = 300.0
+"""Time between two attempts as long as no broker has given an interval."""
+
+LEAST_INTERVAL_S: Final = 0.1
+
+_ZERO_ID: Final = bytes(16)
+_FINAL: Final = frozenset({Code.INVALID_REQUEST, Code.INVALID_RECORD, Code.UNSUPPORTED_VERSION})
+"""Pushing ends with these: it would be refused again."""
+_AT_ONCE: Final = frozenset({Code.UNKNOWN_SUBSCRIPTION_ID, Code.UNSUPPORTED_COMPRESSION_TYPE})
+"""The subscription is outdated: ask for it again at once, but only once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a broker asked for; see `GetTelemetrySubscriptionsResponse`. Interval in s."""
+
+    id: int
+    codecs: tuple[int, ...]
+    interval: float
+    max_bytes: int
+    delta: bool
+    requested: tuple[str, ...]
+
+
+class TelemetryPusher:
+    """The telemetry of one producer, on its loop.
+
+    Args:
+        nodes: the ids of the brokers known now.
+        unix_ms: the wall clock.
+        resource: attributes of the client in every push.
+
+    Attributes:
+        waiting: something is due, but no connection accepts a request: call `wake` when the client
+            makes progress.
+        ended: nothing more will be sent.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: BrokerClient,
+        collection: Collection,
+        *,
+        nodes: Callable[[], Iterable[int]],
+        unix_ms: Callable[[], int],
+        rng: random.Random,
+        request_timeout: float,
+        resource: dict[str, str],
+    ) -> None:
+        self._loop = loop
+        self._client = client
+        self._collection = collection
+        self._nodes = nodes
+        self._unix_ms = unix_ms
+        self._rng = rng
+        self._request_timeout = request_timeout
+        self._resource = resource
+        self._instance_id = _ZERO_ID
+        self._subscription: Subscription | None = None
+        self._interval = DEFAULT_INTERVAL_S
+        self._failures = 0
+        self._refused_codecs: set[int] = set()
+        self._started_ns = self._last_ns = unix_ms() * 1_000_000
+        self._pushed_at = loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_flight = False
+        self._last_push: asyncio.Future[None] | None = None
+        self.waiting = True
+        self.ended = False
+
+    def wake(self) -> None:
+        """Send what is due, if a connection accepts it."""
+        if self.waiting and not self.ended and not self._in_flight:
+            self._guarded(self._send)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self.ended, self.waiting = True, False
+        self._stop_timer()
+
+    def terminate(self) -> asyncio.Future[None] | None:
+        """Push the last values if there is a subscription and a connection, and end.
+
+        Returns:
+            Done when the push has ended; None if nothing is sent.
+        """
+        subscription, ended = self._subscription, self.ended
+        self.close()
+        connection = None if ended or subscription is None else self._connection()
+        if connection is None or subscription is None or not subscription.requested:
+            return None
+        self._last_push = self._loop.create_future()
+        self._guarded(lambda: self._push(connection, subscription, terminating=True))
+        return self._last_push
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Telemetry that fails ends; the producer continues."""
+        try:
+            step()
+        except Exception:
+            logger.warning("pushing metrics failed and is given up", exc_info=True)
+            self.close()
+            self._finished()
+
+    # -- when -----------------------------------------------------------------------------------
+
+    def _after(self, seconds: float) -> None:
+        self._stop_timer()
+        if not self.ended:
+            self._timer = self._loop.call_later(max(seconds, LEAST_INTERVAL_S), self._due)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> None:
+        self._timer = None
+        self.waiting = True
+        self.wake()
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _connection(self) -> ReadyConnection | None:
+        """An open connection to a random broker that takes telemetry."""
+        now = self._loop.time()
+        able = [
+            node
+            for node in self._nodes()
+            if self._client.version_range(node, API_KEY) and self._client.can_send(node, now)
+        ]
+        return self._client.ready(self._rng.choice(able), now) if able else None
+
+    def _send(self) -> None:
+        connection = self._connection()
+        if connection is None:
+            return
+        self.waiting = False
+        if self._subscription is None:
+            request = GetTelemetrySubscriptionsRequest(client_instance_id=self._instance_id)
+            self._request(connection, request, self._on_subscription)
+        else:
+            self._push(connection, self._subscription)
+
+    def _request(
+        self,
+        connection: ReadyConnection,
+        request: GetTelemetrySubscriptionsRequest | PushTelemetryRequest,
+        on_done: Callable[[ClientResponse], None],
+    ) -> None:
+        self._in_flight = True
+        timeout = self._request_timeout
+        connection.send(
+            request,
+            lambda response: self._guarded(lambda: on_done(response)),
+            self._loop.time(),
+            timeout=timeout,
+        )
+
+    def _push(
+        self, connection: ReadyConnection, subscription: Subscription, *, terminating: bool = False
+    ) -> None:
+        metrics = self._payload(subscription)
+        if len(metrics) > subscription.max_bytes:
+            logger.debug(
+                "telemetry of %d bytes is not pushed: the broker takes %d",
+                len(metrics), subscription.max_bytes,
+            )  # fmt: skip
+            self._finished()
+            self._after(subscription.interval)
+            return
+        codec_id, data = self._compressed(metrics, subscription)
+        request = PushTelemetryRequest(
+            client_instance_id=self._instance_id,
+            subscription_id=subscription.id,
+            terminating=terminating,
+            compression_type=codec_id,
+            metrics=data,
+        )
+        self._request(connection, request, self._on_pushed)
+
+    def _payload(self, subscription: Subscription) -> bytes:
+        now, now_ns = self._loop.time(), self._unix_ms() * 1_000_000
+        elapsed, self._pushed_at = now - self._pushed_at, now
+        points = self._collection.points(subscription.requested, elapsed, delta=subscription.delta)
+        start_ns = self._last_ns if subscription.delta else self._started_ns
+        self._last_ns = now_ns
+        return encode_metrics(
+            points, start_ns=start_ns, time_ns=now_ns, delta=subscription.delta,
+            resource=self._resource, scope="aiokprod", version=__version__,
+        )  # fmt: skip
+
+    def _compressed(self, metrics: bytes, subscription: Subscription) -> tuple[int, bytes]:
+        """(codec id, data), by the first accepted codec that is installed and was not refused."""
+        for codec_id in subscription.codecs:
+            if codec_id and codec_id not in self._refused_codecs:
+                try:
+                    return codec_id, codec_by_id(codec_id).compress(metrics)
+                except (ConfigError, DecodeError):
+                    continue
+        return 0, metrics
+
+    # -- responses --------------------------------------------------------------------------------
+
+    def _on_subscription(self, response: ClientResponse) -> None:
+        self._in_flight = False
+        body = response.body
+        if response.error is not None or body.error_code != Code.NONE:
+            self._failed(response)
+            return
+        self._failures = 0
+        self._instance_id = body.client_instance_id
+        self._interval = max(body.push_interval_ms / 1000, LEAST_INTERVAL_S)
+        requested = tuple(body.requested_metrics)
+        if not requested:
+            self._after(self._interval)  # there may be a subscription then
+            return
+        self._subscription = Subscription(
+            body.subscription_id, tuple(body.accepted_compression_types), self._interval,
+            body.telemetry_max_bytes, body.delta_temporality, requested,
+        )  # fmt: skip
+        # Spread, so that the clients that start together do not push together.
+        self._after(self._interval * self._rng.uniform(0.5, 1.5))
+
+    def _on_pushed(self, response: ClientResponse) -> None:
+        self._in_flight = False
+        self._finished()
+        if self.ended:
+            return
+        if response.error is not None or response.body.error_code != Code.NONE:
+            if response.body is not None:
+                self._refused(response.body)
+            self._failed(response)
+            return
+        self._failures = 0
+        self._after(self._interval)
+
+    def _refused(self, body: Any) -> None:
+        subscription = self._subscription
+        if body.error_code == Code.UNSUPPORTED_COMPRESSION_TYPE and subscription is not None:
+            self._refused_codecs.update(subscription.codecs)
+
+    def _finished(self) -> None:
+        if self._last_push is not None and not self._last_push.done():
+            self._last_push.set_result(None)
+
+    def _failed(self, response: ClientResponse) -> None:
+        """Wait, and ask for the subscription again; after some errors never."""
+        code = Code.NONE if response.body is None else response.body.error_code
+        logger.debug(
+            "broker %d refused telemetry: %s", response.node_id, response.error or f"error {code}"
+        )
+        self._failures += 1
+        self._subscription = None
+        if code in _FINAL or isinstance(response.error, UnsupportedVersion):
+            self.close()
+        elif code in _AT_ONCE and self._failures == 1:
+            self._after(0)
+        else:
+            self._after(self._interval)

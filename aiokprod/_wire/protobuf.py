@@ -1,0 +1,81 @@
+"""Fields of Protocol Buffers messages, encoded. Enough to write messages, no decoder.
+
+A message is the concatenation of its fields. Source:
+https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_LENGTH: Final = 2
+
+_double: Final = struct.Struct("<d").pack
+_fixed64: Final = struct.Struct("<Q").pack
+
+
+def varint(value: int) -> bytes:
+    """An unsigned integer of up to 64 bits; a negative one is encoded as its two's complement."""
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    if value < 0x80:
+        return bytes((value,))
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _zigzag(value: int) -> bytes:
+    return varint(value << 1 ^ value >> 63)
+
+
+def integer(field: int, value: int) -> bytes:
+    """A field of type int32, int64, uint32, uint64, bool or of an enum."""
+    return varint(field << 3 | _VARINT) + varint(value)
+
+
+def signed(field: int, value: int) -> bytes:
+    """A field of type sint32 or sint64."""
+    return varint(field << 3 | _VARINT) + _zigzag(value)
+
+
+def double(field: int, value: float) -> bytes:
+    """A field of type double."""
+    return varint(field << 3 | _FIXED64) + _double(value)
+
+
+def fixed64(field: int, value: int) -> bytes:
+    """A field of type fixed64."""
+    return varint(field << 3 | _FIXED64) + _fixed64(value)
+
+
+def message(field: int, *parts: bytes) -> bytes:
+    """A field with an embedded message, which consists of these fields."""
+    body = b"".join(parts)
+    return varint(field << 3 | _LENGTH) + varint(len(body)) + body
+
+
+def text(field: int, value: str) -> bytes:
+    """A field of type string."""
+    return message(field, value.encode())
+
+
+def packed_unsigned(field: int, values: Iterable[int]) -> bytes:
+    """A packed repeated field of type uint64."""
+    return message(field, *map(varint, values))
+
+
+def packed_signed(field: int, values: Iterable[int]) -> bytes:
+    """A packed repeated field of type sint64."""
+    return message(field, *map(_zigzag, values))
+
+
+def delimited(body: bytes) -> bytes:
+    """A message with its length before it, as in a stream of messages."""
+    return varint(len(body)) + body
