@@ -73,6 +73,7 @@ def wait_for(output: Path, text: str) -> str:
     return found
 
 
+@pytest.mark.slow  # the first build compiles hundreds of Go packages
 def test_collector_receives_spans_and_metrics(tmp_path: Path) -> None:
     async def main(address: str) -> dict[str, Any]:
         traces, cluster = TracerProvider(), FakeCluster(1)
