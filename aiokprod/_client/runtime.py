@@ -28,6 +28,8 @@ from aiokprod._engine.identity.idempotence import idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
 from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.updater import MetadataUpdater
+from aiokprod._engine.telemetry.collection import Collection
+from aiokprod._engine.telemetry.pusher import TelemetryPusher
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._log_fields import log_fields
 from aiokprod._net.client import NetworkClient
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.coordinators import Coordinators
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod._engine.identity.transaction_driver import TransactionDriver
-    from aiokprod._engine.telemetry.pusher import TelemetryPusher
     from aiokprod.cluster import ClusterSnapshot
     from aiokprod.config import ProducerConfig
     from aiokprod.environment import Environment
@@ -336,10 +337,6 @@ class Runtime:
             self._telemetry.wake()
 
     def _new_telemetry(self) -> TelemetryPusher:
-        # Imported here: most clusters do not ask for metrics, and imports take time.
-        from aiokprod._engine.telemetry.collection import Collection
-        from aiokprod._engine.telemetry.pusher import TelemetryPusher
-
         name = self.config.transactional_id
         return TelemetryPusher(
             self.loop,
