@@ -428,7 +428,7 @@ def stale_metadata_believed(patch: Patch) -> None:
 @bug
 def leader_errors_fetch_no_metadata(patch: Patch) -> None:
     """aiokafka before test_producer_invalid_leader_retry_metadata: retried at the old leader."""
-    patch.setattr(Metadata, "request_update", lambda self, seen=None: self.snapshot.generation)
+    patch.setattr(Metadata, "request_update", lambda self, *seen: self.snapshot.generation)
 
 
 @bug

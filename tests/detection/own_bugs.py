@@ -21,6 +21,7 @@ from aiokprod._engine.identity.idempotence import IdempotentSequences
 from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
 from aiokprod._engine.identity.sequences import PartitionSequences
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
+from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._errors import TxnApi
@@ -172,6 +173,15 @@ def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
         "_lags",
         lambda self, known, epoch, *, same_id: lags(self, known, epoch, same_id=False),
     )
+
+
+@found_by("tests/scenarios/test_inconsistent_metadata.py")
+def contradicted_leader_counts_as_confirmed(patch: Patch) -> None:
+    """A topic without an id was created again, and metadata were fetched during each of its slow
+    Produce requests: the refusals counted as older than the metadata, so the lower epochs were
+    never accepted (seed 229353)."""
+    request = Metadata.request_update
+    patch.setattr(Metadata, "request_update", lambda self, seen=None, *_: request(self, seen))
 
 
 @bug

@@ -112,6 +112,44 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent: bool) -
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("max_age_ms", [1_000, 300_000])
+def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
+    idempotent: bool, max_age_ms: int
+) -> None:
+    """Metadata are fetched between each Produce request and its response, because of their age, or
+    because the broker has not responded for a second. They have the lower epoch, so that the old
+    leader is kept, and must not outdate the refusals of the old leader."""
+
+    @scenario(
+        partitions=1,
+        delivery_timeout_ms=60_000,
+        request_timeout_ms=5_000,
+        linger_ms=0,
+        metadata_max_age_ms=max_age_ms,
+        enable_idempotence=idempotent,
+    )
+    async def play(cluster: FakeCluster, producer: Producer[Any, Any], history: History) -> None:
+        cluster.control(METADATA, edit(each_topic(topic_id=bytes(16))))
+        await history.send()
+        for _ in range(3):
+            cluster.move_leader("t", 0)
+        await history.send()
+        old = cluster.topics["t"].partitions[0].leader
+        cluster.control(PRODUCE, Reaction(edit=without_leader_hints, after_s=1.5))
+        cluster.recreate_topic("t")
+        created = cluster.topics["t"].partitions[0]
+        created.leader = next(node for node in created.isr if node != old)
+        start, before = now(), cluster.count(METADATA)
+        assert (await history.send()).acked
+        # Five responses with the lower epoch, each after a refusal, and the attempt that succeeds.
+        assert now() - start < 6 * 1.5 + 6.0
+        assert cluster.count(METADATA) - before < 30
+        assert cluster.values("t", 0) == [history.attempts[-1].value]
+
+    play()
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
 def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempotent: bool) -> None:
     """Its old id is from a broker that was replaced by one without topic ids, or that is not asked
     again because it is the busier one. The leader knows ids, and only the new one."""

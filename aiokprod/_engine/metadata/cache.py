@@ -20,7 +20,7 @@ from aiokprod._backoff import ExponentialBackoff
 from aiokprod._engine.broadcast import Broadcast
 from aiokprod._engine.metadata.merge import ResponseMerger, with_leaders, without_leaders
 from aiokprod._engine.metadata.schedule import UpdateSchedule
-from aiokprod._engine.metadata.topics import TrackedTopics
+from aiokprod._engine.metadata.topics import TopicWait, TrackedTopics
 from aiokprod._wire.messages.metadata import MetadataResponse
 from aiokprod.cluster import ZERO_TOPIC_ID, ClusterSnapshot, Node
 from aiokprod.config import ProducerConfig
@@ -53,14 +53,6 @@ class UpdatePlan:
     request_generation: int
     partial: bool
     topics: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class TopicWait:
-    """The calls that wait for a topic: since when, and how many."""
-
-    since: float
-    calls: int = 0
 
 
 class Metadata:
@@ -174,7 +166,9 @@ class Metadata:
         self.mark_used(topic, now)
         self.request_update()
 
-    def request_update(self, seen_generation: int | None = None) -> int:
+    def request_update(
+        self, seen_generation: int | None = None, partition: TopicPartition | None = None
+    ) -> int:
         """Request a fetch of all topics in use, because the metadata proved wrong. It is sent when
         the backoff is over.
 
@@ -182,16 +176,20 @@ class Metadata:
             seen_generation: generation of the snapshot that proved wrong. If the cache got a full
                 response since then, nothing happens. If it is None, a request in flight may be too
                 old, so another one follows it.
+            partition: whose leader proved wrong. Full responses that contradicted that leader and
+                did not replace it do not count: it is still wrong.
 
         Returns:
             The current generation; the requested metadata has a higher one.
         """
         if seen_generation is None and self._asked is not None:
             self._ask_again = True
-        unseen = seen_generation is None or self._full_generation <= seen_generation
-        if unseen:
+        replaced = self._full_generation
+        if partition is not None:
+            replaced = self._topics.contradicted.get(partition, replaced)
+        if seen_generation is None or replaced <= seen_generation:
             self._schedule.wrong = True
-            self._request_full()
+            self.request_refresh()
         return self.snapshot.generation
 
     def refuse_topic_id(self, topic: str, topic_id: bytes) -> None:
@@ -202,9 +200,6 @@ class Metadata:
 
     def request_refresh(self) -> None:
         """Request a fetch of all topics in use although the metadata has not proved wrong."""
-        self._request_full()
-
-    def _request_full(self) -> None:
         if not self._schedule.need_full:
             self._schedule.need_full = True
             self._wake_updater()
@@ -347,6 +342,7 @@ class Metadata:
             retain=lambda name: self._topics.retain(name, now),
             misses=self._topics.misses,
             lower_epochs=self._topics.lower_epochs,
+            contradicted=self._topics.contradicted,
             reliable_epochs=reliable_epochs,
             complained=self._schedule.wrong,
             refused_ids=self._topics.refused_ids,
@@ -368,6 +364,7 @@ class Metadata:
         self._schedule.need_partial = added_since and bool(self._topics.new)
         if not partial:
             self._full_generation = snapshot.generation
+            self._topics.contradicted = merged.contradicted
         if merged.stale or self._ask_again:
             self._schedule.need_full = self._schedule.wrong = True
         self._asked = None
@@ -390,6 +387,8 @@ class Metadata:
             backoff. The other leaders are ignored.
         """
         snapshot, accepted = with_leaders(self.snapshot, leaders, endpoints)
+        for key in accepted:
+            self._topics.contradicted.pop(key, None)
         if accepted:
             self._swap(snapshot)
         return accepted

@@ -5,8 +5,9 @@ without partitions, an omitted partition, an omitted topic or a retriable topic 
 metadata is kept until `MISSES_BEFORE_FORGETTING` consecutive responses had the same. A leader epoch
 lower than the known one is never accepted for a topic with the same id. Without topic ids, it may
 belong to a new topic of the same name; then it is accepted after as many responses, counted while
-the known metadata is known to be wrong. A response without topic ids does not remove a known id
-unless a broker refused that id.
+the known metadata is known to be wrong. Until then such responses do not outdate a refusal of the
+known leader (`Merged.contradicted`): otherwise slow requests could never prove it wrong. A response
+without topic ids does not remove a known id unless a broker refused that id.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -51,6 +52,8 @@ class Merged:
         lower_epochs: by partition, the number of consecutive responses with a leader epoch below
             the known one and without a matching topic id. Only responses to requests that were made
             because the metadata proved wrong are counted. Partitions without any are absent.
+        contradicted: by partition whose known leader is kept although the response has a lower
+            epoch, the generation of the snapshot before the first of these consecutive responses.
         stale: the response shows that it is outdated or incomplete: request another one.
     """
 
@@ -58,6 +61,7 @@ class Merged:
     answered: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
     lower_epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    contradicted: dict[TopicPartition, int] = field(default_factory=dict)
     stale: bool = False
 
 
@@ -68,7 +72,7 @@ class ResponseMerger:
         old: the current snapshot.
         response: a response with at least one broker.
         retain: returns whether a topic is still in use.
-        misses, lower_epochs: as in `Merged`, from the responses before.
+        misses, lower_epochs, contradicted: as in `Merged`, from the responses before.
         reliable_epochs: False for responses below version 9, whose leader epochs may be older than
             the leaders beside them.
         complained: the current metadata proved wrong, for example by a refused Produce request.
@@ -83,6 +87,7 @@ class ResponseMerger:
         retain: Callable[[str], bool],
         misses: Mapping[str, int],
         lower_epochs: Mapping[TopicPartition, int],
+        contradicted: Mapping[TopicPartition, int],
         reliable_epochs: bool = True,
         complained: bool = True,
         refused_ids: Collection[str] = (),
@@ -92,6 +97,7 @@ class ResponseMerger:
         self._retain = retain
         self._old_misses = misses
         self._lower_epochs = dict(lower_epochs)
+        self._contradicted = contradicted
         self._reliable_epochs = reliable_epochs
         self._complained = complained
         self._refused_ids = refused_ids
@@ -306,6 +312,8 @@ class ResponseMerger:
         if new.error_code and error_code(new.error_code).refresh_metadata:
             self._result.stale = True
         if known is not None and self._lags(known, epoch, same_id=same_id):
+            key = known.topic_partition
+            self._result.contradicted[key] = self._contradicted.get(key, self._old.generation)
             return self._live(known)
         leader = new.leader_id if new.leader_id in self._nodes else None
         if leader is None and new.leader_id >= 0:

@@ -6,6 +6,7 @@ Source: Java `ProducerMetadata.topics`, `newTopics`, `retainTopic`.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._log_fields import log_fields
@@ -29,6 +30,14 @@ _BEING_CREATED: Final = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_
 topic is the same as if it did not."""
 
 
+@dataclass(slots=True)
+class TopicWait:
+    """The calls that wait for a topic: since when, and how many."""
+
+    since: float
+    calls: int = 0
+
+
 class TrackedTopics:
     """The topics in use and when they expire. Times are seconds of `loop.time()`.
 
@@ -37,6 +46,7 @@ class TrackedTopics:
         fast_retry: new topics that were in no request yet; the first request for them does not wait
             for the backoff.
         misses, lower_epochs: as in `Merged` (`merge.py`), from the last response.
+        contradicted: as in `Merged`, from the last full response.
         refused_ids: topics whose known id a broker did not know, until a response has the topic.
     """
 
@@ -47,6 +57,7 @@ class TrackedTopics:
         "_first_used",
         "_max_idle",
         "_on_new",
+        "contradicted",
         "fast_retry",
         "lower_epochs",
         "misses",
@@ -67,6 +78,7 @@ class TrackedTopics:
         self.fast_retry: set[str] = set()
         self.misses: dict[str, int] = {}
         self.lower_epochs: dict[TopicPartition, int] = {}
+        self.contradicted: dict[TopicPartition, int] = {}
         self.refused_ids: set[str] = set()
 
     def __len__(self) -> int:

@@ -166,7 +166,7 @@ class BatchCompletion:
             topic = batch.queue.topic
             self._metadata.refuse_topic_id(topic, call.topic_ids[topic])
         if answer is None or (code.refresh_metadata and not moved):
-            self._metadata.request_update(call.generation)
+            self._metadata.request_update(call.generation, batch.topic_partition)
         self._conclude(batch, code, node_id, now, answer, at_once=moved)
 
     def _apply_leader_hints(

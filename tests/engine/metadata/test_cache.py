@@ -386,6 +386,59 @@ def test_lower_epochs_are_decided_on_within_two_seconds_whatever_the_backoff_was
     assert decided - first < 2.0
 
 
+def kept() -> tuple[Metadata, float, int]:
+    """A cache without topic ids, the time, and a generation whose leader two responses since have
+    contradicted. Their requests were not made because it proved wrong."""
+    cache = metadata()
+    cache.mark_used("t", NOW)
+    refresh(cache, without_ids(5), NOW)
+    seen = cache.snapshot.generation
+    for number in (1, 2):
+        scheduled(cache, without_ids(0), NOW + number)
+    assert cache.snapshot.leader_epoch_of(T0) == 5
+    return cache, NOW + 2, seen
+
+
+def scheduled(cache: Metadata, response: MetadataResponse, now: float) -> None:
+    """A request for everything, as because of the age of the metadata, and its response."""
+    cache.request_refresh()
+    assert not refresh(cache, response, now).partial
+
+
+def test_responses_that_contradict_a_leader_do_not_answer_a_complaint_about_it() -> None:
+    """If they did, slow Produce requests could never prove the leader wrong."""
+    cache, now, seen = kept()
+    for count in range(MISSES_BEFORE_FORGETTING):
+        assert cache.snapshot.leader_epoch_of(T0) == 5, f"after {count} complaints"
+        scheduled(cache, without_ids(0), now + 1)
+        cache.request_update(seen, T0)
+        now += 3
+        assert cache.update_due(now)
+        refresh(cache, without_ids(0), now)
+    assert cache.snapshot.leader_epoch_of(T0) == 0
+
+
+@pytest.mark.parametrize("about", [None, TopicPartition("t", 1), TopicPartition("u", 0)])
+def test_responses_that_contradict_a_leader_answer_other_complaints(
+    about: TopicPartition | None,
+) -> None:
+    cache, now, seen = kept()
+    cache.request_update(seen, about)
+    assert not cache.update_due(now + 3)
+
+
+@pytest.mark.parametrize("by", ["response", "hint"])
+def test_complaint_about_a_leader_that_was_replaced_since_requests_nothing(by: str) -> None:
+    """Several requests may have been sent to the old leader, and each is refused."""
+    cache, now, seen = kept()
+    if by == "response":
+        scheduled(cache, without_ids(6), now)
+    else:
+        cache.update_leaders({T0: (2, 6)})
+    cache.request_update(seen, T0)
+    assert not cache.update_due(now + 3)
+
+
 def test_lower_epochs_that_come_and_go_keep_to_the_backoff() -> None:
     cache, now = backed_off()
     began = now

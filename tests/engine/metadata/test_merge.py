@@ -36,6 +36,7 @@ def merge(
     asked: Collection[str] = (),
     misses: dict[str, int] | None = None,
     lower_epochs: dict[TopicPartition, int] | None = None,
+    contradicted: dict[TopicPartition, int] | None = None,
     retain: Callable[[str], bool] = everything,
     reliable_epochs: bool = True,
     complained: bool = True,
@@ -47,6 +48,7 @@ def merge(
         retain=retain,
         misses=misses or {},
         lower_epochs=lower_epochs or {},
+        contradicted=contradicted or {},
         reliable_epochs=reliable_epochs,
         complained=complained,
         refused_ids=refused_ids,
@@ -437,6 +439,22 @@ def test_epoch_that_is_not_lower_starts_the_count_of_lower_ones_again(epoch: int
     merged = merge(old, answer(topic("t", [partition(0, 1, epoch)])), lower_epochs={T0: 4})
     assert merged.snapshot.leader_epoch_of(T0) == epoch
     assert merged.lower_epochs == {}
+
+
+@pytest.mark.parametrize("topic_id", [ZERO_TOPIC_ID, TOPIC_ID], ids=["no-id", "id"])
+def test_kept_leader_is_contradicted_since_the_first_response_with_a_lower_epoch(
+    topic_id: bytes,
+) -> None:
+    before = topic("t", [partition(0, 1, 5), partition(1, 1, 5)], topic_id=topic_id)
+    lower = topic("t", [partition(0, 2, 4), partition(1, 1, 5)], topic_id=topic_id)
+    merged = merge(ClusterSnapshot(), answer(before))
+    since = merged.snapshot.generation
+    assert merged.contradicted == {}
+    for _ in range(3):
+        merged = merge(merged.snapshot, answer(lower), contradicted=merged.contradicted)
+        assert merged.contradicted == {T0: since}
+    merged = merge(merged.snapshot, answer(before), contradicted=merged.contradicted)
+    assert merged.contradicted == {}
 
 
 def test_count_of_lower_epochs_goes_with_its_topic() -> None:
