@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from aiokprod.cluster import ClusterSnapshot
 from tests.scenarios.scenario_helpers import now
 from tests.simulation.fault_scripts import Misfortunes
 from tests.simulation.oracle import Violation
-from tests.simulation.wire_log import METADATA, Wire
+from tests.simulation.wire_log import METADATA, Exchange, Wire
 
 RELIABLE_FROM: Final = 9
 """First Metadata version whose leader epochs belong to the leaders beside them."""
@@ -56,12 +56,8 @@ class EpochWatch:
 
     def _told(self, step: _Step) -> Iterator[int]:
         """The epochs of a partition in the responses before it went back, newest first."""
-        answers = [
-            one
-            for one in self._wire.exchanges()
-            if one.api_key == METADATA and one.heard_at <= step.at
-        ]
-        for answer in sorted(answers, key=lambda one: one.heard_at, reverse=True):
+        answers = [one for one in _used(self._wire.exchanges()) if one.heard_at <= step.at]
+        for answer in reversed(answers):
             for topic in answer.answer.topics:
                 for partition in topic.partitions if topic.name == step.topic else ():
                     if partition.partition_index == step.partition:
@@ -88,3 +84,18 @@ class EpochWatch:
                 # A leader without an epoch is taken as it is, and what was known is forgotten
                 # (Java `Metadata.updateLatestMetadata`).
                 self._known[key] = epoch
+
+
+def _used(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """The Metadata requests whose responses the client used, in the order of these.
+
+    It has one fetch at a time, which may be sent to several brokers: the first response ends it,
+    and those of the other brokers are ignored (`MetadataUpdater`). They may be older than what the
+    client has learned meanwhile.
+    """
+    answered = [one for one in exchanges if one.api_key == METADATA and one.answer is not None]
+    used: list[Exchange] = []
+    for one in sorted(answered, key=lambda each: each.heard_at):
+        if not used or used[-1].heard_at <= one.sent_at:
+            used.append(one)
+    return used
