@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiokprod._client.record_future import Fields, RecordFuture
 from aiokprod._core.batch import Delivery
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
@@ -202,7 +203,13 @@ class ThreadQueue:
         while self._unretrieved:
             error = self._unretrieved.popleft()
             if not isinstance(error, KafkaError):
-                logger.error("sending a record of another thread failed", exc_info=error)
+                logger.error(
+                    "sending a record of another thread failed", exc_info=error,
+                    extra=log_fields(
+                        "records_failed", error=error, client_id=self._runtime.client_id,
+                        records=1,
+                    ),
+                )  # fmt: skip
                 continue
             partition = -1 if error.partition is None else error.partition
             where = TopicPartition(error.topic or "", partition)
@@ -213,6 +220,10 @@ class ThreadQueue:
             logger.error(
                 "%d records of other threads failed and their futures were not read, the first "
                 "one: %s", records, first[where],
+                extra=log_fields(
+                    "records_failed", topic_partition=where, error=first[where],
+                    client_id=self._runtime.client_id, records=records,
+                ),
             )  # fmt: skip
 
     def _take(self) -> None:
