@@ -31,8 +31,6 @@ from aiokprod.errors import (
 from aiokprod.records import TopicPartition, validate_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aiokprod._client.drain import Drain
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.send import RecordSubmitter
@@ -59,6 +57,8 @@ UNKNOWN_SIZE: Final = 256
 """Assumed size of a key or value that is not serialized yet, bytes."""
 
 _CLOSED: Final = "the producer was closed before the record was in a batch; it was not sent"
+
+_CANCELLED: Final = "the send was cancelled before the record left"
 
 _Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
 """A record that waits, what the fast path has done for it, and when its wait ends (loop time)."""
@@ -263,6 +263,7 @@ class ThreadQueue:
         """Append a record if the fast path can. True if it is in a batch, has failed or was
         cancelled; else what the fast path has done for it."""
         if record.done():
+            self._count_refused(record, KafkaError(_CANCELLED, outcome=Outcome.NOT_SENT))
             record.end_cancelled()
             return True, None
         try:
@@ -345,8 +346,8 @@ class ThreadQueue:
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            task.cancel()
-            self._refuse([record])
+            task.cancel()  # it reports the record to the observer
+            self._refuse(record)
             raise
         if task.cancelled():
             record.end_cancelled()
@@ -370,7 +371,8 @@ class ThreadQueue:
                 records.append(waiting[0])
         self._parked -= len(records)
         self._bytes_out += sum(record.size for record in records)
-        self._refuse(records)
+        for record in records:
+            self._count_refused(record, self._refuse(record))
         self._make_room()
 
     async def flush(self) -> None:
@@ -419,18 +421,26 @@ class ThreadQueue:
         records = list(self._records)
         self._records.clear()
         self._bytes_out += sum(record.size for record in records)
-        self._refuse(records)
+        for record in records:
+            self._count_refused(record, self._refuse(record))
         for line in list(self._lines.values()):
             line.task.cancel()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _refuse(self, records: Iterable[RecordFuture]) -> None:
-        for record in records:
-            topic = record.fields[0]
-            if self._drain is not None:
-                self._drain.refused(topic)
-            record.fail(ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic))
+    def _refuse(self, record: RecordFuture) -> KafkaError:
+        """Fail a record that is not in a batch, because the producer is closed; the error."""
+        topic = record.fields[0]
+        if self._drain is not None:
+            self._drain.refused(topic)
+        error = ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic)
+        record.fail(error)
+        return error
+
+    def _count_refused(self, record: RecordFuture, error: KafkaError) -> None:
+        """Report a record to the observer that no call has tried to append."""
+        located = error.with_(topic=record.fields[0], partition=record.fields[3])
+        self._runtime.observer.on_record_refused(located)
 
 
 class _RecordLink:
