@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from aiokprod._client.event_loops import new_event_loop
 from aiokprod._client.validation import check_timeout, checked_topics
+from aiokprod._log_fields import log_fields
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError, DeliveryTimeout, KafkaError, Outcome
 from aiokprod.producer import Producer
@@ -136,12 +137,18 @@ async def _keep_warming(producer: Producer[Any, Any], life: _Life) -> None:
         except KafkaError as error:
             if producer.health().state != "running":
                 return  # reported by every call
-            logger.log(level, "the warm-up failed and is repeated: %s", error)
+            logger.log(
+                level, "the warm-up failed and is repeated: %s", error,
+                extra=log_fields("warm_up_failed", error=error, client_id=producer.client_id),
+            )  # fmt: skip
             level = logging.DEBUG
             life.warm_error = f"the warm-up failed and is repeated: {error.message}"
         else:
             life.warm_error = None
-            logger.info("warmed up: %s", ", ".join(life.topics))
+            logger.info(
+                "warmed up: %s", ", ".join(life.topics),
+                extra=log_fields("warmed_up", client_id=producer.client_id),
+            )  # fmt: skip
             return
         await asyncio.sleep(WARM_RETRY)
 
@@ -456,6 +463,7 @@ async def _until_signalled(
             "%s: %s",
             signal.Signals(number).name,
             "ending; a second signal ends the drain" if len(received) == 1 else "ending at once",
+            extra=log_fields("signal_received", signal=number),
         )
         task.cancel()
         if len(received) > 1:

@@ -8,6 +8,7 @@ names and sizes, no keys or values.
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, Protocol
@@ -335,15 +336,16 @@ class ObserverChain(Observer):
 
     def _each(self, hook: str, *arguments: Any) -> None:
         for observer in self._observers:
-            method = getattr(observer, hook, None)
-            if method is None:
-                continue
             try:
-                method(*arguments)
-            except Exception as error:
+                method = getattr(observer, hook, None)
+                if method is not None:
+                    method(*arguments)
+            # A hook awaits nothing, so CancelledError is not the cancellation of the running task;
+            # the result of a cancelled future raises it.
+            except (Exception, CancelledError) as error:
                 self._log(observer, hook, error)
 
-    def _log(self, observer: object, hook: str, error: Exception) -> None:
+    def _log(self, observer: object, hook: str, error: BaseException) -> None:
         if self._on_failure is not None:
             self._on_failure(observer, hook)
         key = (id(observer), hook)

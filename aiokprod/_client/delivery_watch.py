@@ -56,7 +56,7 @@ class DeliveryWatch:
 
     Attributes:
         connection_errors: why the last connection to a broker, or the last attempt, ended; brokers
-            that are connected are absent.
+            that are connected, and those that are not in the metadata, are absent.
         last_error: text and time of the last such error, None if there was none.
 
     Args:
@@ -83,7 +83,8 @@ class DeliveryWatch:
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
         """A connection, or the attempt to open one, failed."""
-        self.connection_errors[node_id] = error
+        if node_id in self._snapshot.nodes:
+            self.connection_errors[node_id] = error
         self.last_error = error.message, self._loop.time()
 
     def on_connected(self, node_id: int) -> None:
@@ -93,6 +94,9 @@ class DeliveryWatch:
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         """Count the partitions that have another leader than the last known one."""
         before, self._snapshot = self._snapshot.topics, snapshot
+        if not self._runtime.metadata.bootstrapped:  # they may be listed again afterwards
+            for node_id in self.connection_errors.keys() - snapshot.nodes.keys():
+                del self.connection_errors[node_id]
         for name, info in snapshot.topics.items():
             if before.get(name) is info:
                 continue

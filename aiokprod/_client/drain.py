@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiokprod._core.batch import ACKNOWLEDGED, SPLIT
 from aiokprod._engine.sender.retry_policy import outcome_of
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import Outcome
 from aiokprod.records import DrainReport, TopicDrain, UndeliveredBatch
 
@@ -61,7 +62,12 @@ class Drain:
             if not core.settled:
                 waiting[core.topic] += core.record_count
         topics = ", ".join(f"{records} to {topic}" for topic, records in sorted(waiting.items()))
-        logger.info("%s: closing, records are still to be delivered: %s", self._client_id, topics)
+        logger.info(
+            "%s: closing, records are still to be delivered: %s", self._client_id, topics,
+            extra=log_fields(
+                "closing", client_id=self._client_id, records=sum(waiting.values())
+            ),
+        )  # fmt: skip
 
     def give_up(self, batches: Iterable[ProducerBatch]) -> None:
         """End the drain: note the batches that still have no outcome."""
@@ -117,7 +123,13 @@ def log_report(report: DrainReport, client_id: str) -> None:
         level = logging.ERROR
     elif report.failed:
         level = logging.WARNING
-    logger.log(level, "%s: closed, %s", client_id, report)
+    logger.log(
+        level, "%s: closed, %s", client_id, report,
+        extra=log_fields(
+            "closed", client_id=client_id, delivered=report.delivered, failed=report.failed,
+            complete=report.complete, seconds=round(report.elapsed_s, 3),
+        ),
+    )  # fmt: skip
 
 
 def _parts(core: BatchCore) -> Iterable[BatchCore]:

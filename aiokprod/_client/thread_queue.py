@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiokprod._client.record_future import Fields, RecordFuture
 from aiokprod._core.batch import Delivery
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
@@ -30,8 +31,6 @@ from aiokprod.errors import (
 from aiokprod.records import TopicPartition, validate_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aiokprod._client.drain import Drain
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.send import RecordSubmitter
@@ -58,6 +57,8 @@ UNKNOWN_SIZE: Final = 256
 """Assumed size of a key or value that is not serialized yet, bytes."""
 
 _CLOSED: Final = "the producer was closed before the record was in a batch; it was not sent"
+
+_CANCELLED: Final = "the send was cancelled before the record left"
 
 _Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
 """A record that waits, what the fast path has done for it, and when its wait ends (loop time)."""
@@ -202,7 +203,13 @@ class ThreadQueue:
         while self._unretrieved:
             error = self._unretrieved.popleft()
             if not isinstance(error, KafkaError):
-                logger.error("sending a record of another thread failed", exc_info=error)
+                logger.error(
+                    "sending a record of another thread failed", exc_info=error,
+                    extra=log_fields(
+                        "records_failed", error=error, client_id=self._runtime.client_id,
+                        records=1,
+                    ),
+                )  # fmt: skip
                 continue
             partition = -1 if error.partition is None else error.partition
             where = TopicPartition(error.topic or "", partition)
@@ -213,6 +220,10 @@ class ThreadQueue:
             logger.error(
                 "%d records of other threads failed and their futures were not read, the first "
                 "one: %s", records, first[where],
+                extra=log_fields(
+                    "records_failed", topic_partition=where, error=first[where],
+                    client_id=self._runtime.client_id, records=records,
+                ),
             )  # fmt: skip
 
     def _take(self) -> None:
@@ -252,6 +263,7 @@ class ThreadQueue:
         """Append a record if the fast path can. True if it is in a batch, has failed or was
         cancelled; else what the fast path has done for it."""
         if record.done():
+            self._count_refused(record, KafkaError(_CANCELLED, outcome=Outcome.NOT_SENT))
             record.end_cancelled()
             return True, None
         try:
@@ -334,8 +346,8 @@ class ThreadQueue:
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            task.cancel()
-            self._refuse([record])
+            task.cancel()  # it reports the record to the observer
+            self._refuse(record)
             raise
         if task.cancelled():
             record.end_cancelled()
@@ -359,7 +371,8 @@ class ThreadQueue:
                 records.append(waiting[0])
         self._parked -= len(records)
         self._bytes_out += sum(record.size for record in records)
-        self._refuse(records)
+        for record in records:
+            self._count_refused(record, self._refuse(record))
         self._make_room()
 
     async def flush(self) -> None:
@@ -408,18 +421,26 @@ class ThreadQueue:
         records = list(self._records)
         self._records.clear()
         self._bytes_out += sum(record.size for record in records)
-        self._refuse(records)
+        for record in records:
+            self._count_refused(record, self._refuse(record))
         for line in list(self._lines.values()):
             line.task.cancel()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _refuse(self, records: Iterable[RecordFuture]) -> None:
-        for record in records:
-            topic = record.fields[0]
-            if self._drain is not None:
-                self._drain.refused(topic)
-            record.fail(ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic))
+    def _refuse(self, record: RecordFuture) -> KafkaError:
+        """Fail a record that is not in a batch, because the producer is closed; the error."""
+        topic = record.fields[0]
+        if self._drain is not None:
+            self._drain.refused(topic)
+        error = ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic)
+        record.fail(error)
+        return error
+
+    def _count_refused(self, record: RecordFuture, error: KafkaError) -> None:
+        """Report a record to the observer that no call has tried to append."""
+        located = error.with_(topic=record.fields[0], partition=record.fields[3])
+        self._runtime.observer.on_record_refused(located)
 
 
 class _RecordLink:

@@ -9,6 +9,7 @@ Source: opentelemetry/proto/metrics/v1/metrics.proto.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from aiokprod._wire.protobuf import double, fixed64, integer, message, text
@@ -84,4 +85,10 @@ def _metric(name: str, points: list[Point], start_ns: int, time_ns: int, *, delt
 
 def _attributes(field: int, attributes: Mapping[str, str]) -> Iterator[bytes]:
     for name, value in attributes.items():
-        yield message(field, text(1, name), message(2, text(1, value)))
+        yield _attribute(field, name, value)
+
+
+@lru_cache(4096)
+def _attribute(field: int, name: str, value: str) -> bytes:
+    """Cached, because several metrics of a topic have the same one."""
+    return message(field, text(1, name), message(2, text(1, value)))

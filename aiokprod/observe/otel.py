@@ -146,8 +146,12 @@ class Telemetry:
         span = self._tracer.start_span(
             f"send {topic}", context, SpanKind.PRODUCER, attributes=attributes
         )
-        context = set_span_in_context(span, context)
-        return self._headers.added(context, span.get_span_context(), headers), span
+        try:
+            context = set_span_in_context(span, context)
+            return self._headers.added(context, span.get_span_context(), headers), span
+        except BaseException:  # the propagator failed; no outcome is reported without a token
+            span.end()
+            raise
 
     def on_batch_settled(
         self,

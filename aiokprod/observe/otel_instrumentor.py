@@ -7,7 +7,7 @@ It is the entry point `aiokprod` of the group `opentelemetry_instrumentor`, so t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar
 
 try:
@@ -48,8 +48,10 @@ class AiokprodInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
         @functools.wraps(original)
         def instrumented(producer: Any, *args: Any, plugins: Any = (), **settings: Any) -> None:
-            if not any(isinstance(one, Telemetry) for one in plugins):
-                plugins = [*plugins, Telemetry(**options)]
+            if isinstance(plugins, Iterable):  # the producer refuses anything else
+                plugins = list(plugins)
+                if not any(isinstance(one, Telemetry) for one in plugins):
+                    plugins.append(Telemetry(**options))
             original(producer, *args, plugins=plugins, **settings)
 
         self._originals.append(original)

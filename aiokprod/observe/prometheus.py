@@ -13,6 +13,7 @@ Needs the extra `prometheus`. docs/observability.md has examples and the names.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -81,8 +82,10 @@ def collector(
     names = [producer.client_id for producer in producers]
     if len(set(names)) < len(names):
         raise ConfigError(f"collector: two producers have the same client_id: {sorted(names)}")
-    if not namespace.replace("_", "a").isalnum() or not namespace.isascii():
-        raise ConfigError(f"collector: namespace={namespace!r}: use letters, digits and _")
+    if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", namespace) is None:
+        raise ConfigError(
+            f"collector: namespace={namespace!r}: use letters, digits and _, and no digit first"
+        )
     if max_topics < 0:
         raise ConfigError(f"collector: max_topics={max_topics}: must not be negative")
     return ProducerCollector(producers, namespace, max_topics, native_histograms)

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._client.cluster_client import ClusterClient, describe_topic, fence_producer
+from aiokprod._log_fields import log_fields
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
     AuthenticationError,
@@ -150,7 +151,10 @@ async def _check_transactions(
             )
     except KafkaTimeout as error:
         # The first use of transactions creates an internal topic, which may take longer.
-        logger.info("the transaction timeout was not checked: %s", error)
+        logger.info(
+            "the transaction timeout was not checked: %s", error,
+            extra=log_fields("spark_preflight_incomplete", error=error),
+        )  # fmt: skip
         return
     if code != Code.NONE:
         found = error_code(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiokprod import Producer
-from aiokprod.errors import Code
+from aiokprod.errors import Code, Disconnected
 from aiokprod.testing.fake_cluster import FakeCluster, delay, refuse
 from tests.client.outages import LogTap, steady_traffic, tapped
 from tests.security.sasl_broker import PlainServer
@@ -314,7 +315,8 @@ async def test_first_send_to_a_topic_that_is_created_logs_nothing_above_info() -
             bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
         ) as producer:
             await producer.send("greetings", b"hello")
-    assert [line for line in log.since(0.0) if "connected to" not in line[1]] == []
+    events = {vars(line)["kafka_event"] for _, line in log.lines if line.levelno >= logging.INFO}
+    assert events == {"connected", "closed"}
 
 
 @in_virtual_time
@@ -331,6 +333,25 @@ async def test_idle_producer_has_no_timer() -> None:
             await asyncio.sleep(2.0)
             assert not is_watching(producer)
             cluster.control(PRODUCE, delay(3.0))
+
+
+@in_virtual_time
+async def test_errors_of_connections_are_kept_for_known_brokers_only() -> None:
+    cluster = FakeCluster(3, default_replication=3)
+    async with Producer(
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(),
+        metadata_max_age_ms=1_000,
+    ) as producer:  # fmt: skip
+        await producer.send("t", b"x")
+        watch = producer._lifecycle.started().watch
+        for node_id in range(-3_000, -2_000):  # each address of a coordinator gets a new id
+            watch.on_disconnect(node_id, Disconnected("gone"))
+        watch.on_disconnect(2, Disconnected("gone"))
+        assert list(watch.connection_errors) == [2]
+        snapshot = producer._lifecycle.started().metadata.snapshot
+        fewer = {key: node for key, node in snapshot.nodes.items() if key != 2}
+        watch.on_snapshot(dataclasses.replace(snapshot, nodes=fewer))
+        assert not watch.connection_errors
 
 
 def is_watching(producer: Producer[Any, Any]) -> bool:

@@ -244,6 +244,30 @@ def test_close_takes_the_records_that_arrived_before_it() -> None:
     play(main)
 
 
+def test_records_that_end_in_the_queue_are_counted_as_refused() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.send("t", b"v")
+        cancelled, queued = (producer.send_threadsafe("t", b"v") for _ in range(2))
+        assert cancelled.cancel()
+        assert (await asyncio.wrap_future(queued)).offset == 1
+        waiting = [producer.send_threadsafe("missing", b"v") for _ in range(2)]
+        await asyncio.sleep(0.05)
+        burst = [producer.send_threadsafe("t", b"v") for _ in range(2 * thread_queue.GROUP)]
+        await producer.close(0)
+        assert {type(one.exception()) for one in (*waiting, *burst)} == {ProducerClosed}
+        await asyncio.sleep(0)
+        metrics = producer.metrics(by=["topic"])
+        assert metrics["records_acknowledged"] == 2
+        assert metrics["records_failed"] + metrics["records_refused"] == 1 + 2 + len(burst)
+        assert metrics["refusals"] == {
+            "KafkaError": 2,  # cancelled, and one that waited for metadata
+            "ProducerClosed": metrics["records_refused"] - 2,
+        }
+        assert metrics["topics"]["t"]["records_refused"] > thread_queue.GROUP / 2
+
+    play(main, allow_auto_create_topics=False)
+
+
 def test_cancelled_close_refuses_what_is_in_the_queue() -> None:
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         cluster.auto_create = False

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
@@ -139,6 +140,23 @@ def test_chain_survives_a_failing_observer_and_logs_it_once(
     assert len(caplog.records) == 1
     assert "observer Broken failed in on_throttle" in caplog.text
     assert metrics.snapshot()["plugin_errors"] == {"Broken.on_throttle": 5}
+
+
+def test_chain_survives_the_result_of_a_cancelled_future_and_a_failing_attribute() -> None:
+    class Broken:
+        def on_throttle(self, node_id: int, seconds: float) -> None:
+            raise asyncio.CancelledError
+
+        @property
+        def on_produce_done(self) -> None:
+            raise ZeroDivisionError
+
+    metrics = Metrics()
+    chain = ObserverChain([Broken(), metrics], metrics.plugin_failed)
+    chain.on_throttle(1, 0.5)
+    chain.on_produce_done(1, 0.5)
+    assert metrics.snapshot()["throttles"] == metrics.snapshot()["request_latency_s"]["count"] == 1
+    assert metrics.plugin_errors == {"Broken.on_throttle": 1, "Broken.on_produce_done": 1}
 
 
 def test_metrics_count_what_happened() -> None:

@@ -136,6 +136,21 @@ def test_error_is_in_the_span(sdk: Sdk, spans: Any) -> None:
     with_producer(body, plugins=[Telemetry(sdk.provider, spans=spans)])
 
 
+def test_span_of_a_record_ends_although_the_propagator_fails(sdk: Sdk) -> None:
+    class Broken(TraceContextTextMapPropagator):
+        fields = {"own"}  # noqa: RUF012  # as in the base class
+
+        def inject(self, *args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+    async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+        with sdk.tracer.start_as_current_span("checkout"):
+            await producer.send("t", b"value")
+        assert len(sdk.sent()) == 1
+
+    with_producer(body, plugins=[Telemetry(sdk.provider, propagator=Broken(), spans="record")])
+
+
 @pytest.mark.parametrize("spans", ["batch", "record"])
 def test_refused_and_withdrawn_records_have_error_spans(sdk: Sdk, spans: Any) -> None:
     async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:

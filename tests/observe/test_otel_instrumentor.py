@@ -15,6 +15,7 @@ from opentelemetry.propagate import extract
 from aiokprod.errors import ConfigError
 from aiokprod.observe.otel import Telemetry
 from aiokprod.observe.otel_instrumentor import AiokprodInstrumentor
+from aiokprod.observer import Observer
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster
 from tests.observe.observed import with_producer
@@ -49,6 +50,22 @@ def test_producer_with_telemetry_is_left_as_it_is(tracer: CountingTracer) -> Non
 
     with_producer(body, plugins=[Telemetry(mine, spans="record")])
     assert (tracer.started, mine.started) == (0, 1)
+
+
+def test_plugins_may_be_an_iterator(tracer: CountingTracer) -> None:
+    seen: list[str] = []
+
+    class Watching(Observer):
+        def on_connection_opened(self, node_id: int) -> None:
+            seen.append("opened")
+
+    async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
+        with active():
+            await producer.send("t", b"value")
+
+    with_producer(body, plugins=iter([Watching()]))
+    assert tracer.started == 1
+    assert seen
 
 
 def test_uninstrument_restores_the_class(tracer: CountingTracer) -> None:

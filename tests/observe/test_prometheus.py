@@ -248,7 +248,11 @@ def test_several_producers_are_told_apart_by_client_id() -> None:
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"namespace": "a-b"}, "namespace"), ({"max_topics": -1}, "max_topics")],
+    [
+        ({"namespace": "a-b"}, "namespace"),
+        ({"namespace": "9a"}, "namespace"),
+        ({"max_topics": -1}, "max_topics"),
+    ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

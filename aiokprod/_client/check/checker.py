@@ -7,6 +7,7 @@ does not work. The client of the first server that answers is used for brokers a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from typing import TYPE_CHECKING, Final
@@ -84,7 +85,11 @@ class _Checker:
         finally:
             if self._client is not None:
                 await self._client.close(_CLOSE_S)
-        found += await check_token(self._config, self._environment.unix_ms, refused=self._refused)
+        with contextlib.suppress(TimeoutError):  # a provider that hangs
+            async with asyncio.timeout_at(self._deadline):
+                found += await check_token(
+                    self._config, self._environment.unix_ms, refused=self._refused
+                )
         order = list(Severity)
         return tuple(sorted(dict.fromkeys(found), key=lambda each: order.index(each.severity)))
 

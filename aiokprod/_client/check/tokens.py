@@ -20,6 +20,9 @@ _TOLERANCE_S: Final = 30.0
 """Seconds of difference between two clocks that no broker minds: the default of
 sasl.oauthbearer.clock.skew.seconds."""
 
+_LATEST_S: Final = 1e12
+"""Seconds since 1970; a larger number is no time."""
+
 _REMEDY: Final = (
     "synchronise the clocks of this host, of the token issuer and of the brokers (NTP); brokers "
     "tolerate sasl.oauthbearer.clock.skew.seconds"
@@ -70,7 +73,9 @@ def _times(token: str) -> Mapping[str, float]:
     if not isinstance(claims, dict):
         return {}
     return {
-        name: float(value)
+        name: value
         for name, value in claims.items()
-        if name in ("iat", "nbf", "exp") and isinstance(value, (int, float))
+        if name in ("iat", "nbf", "exp")
+        and isinstance(value, (int, float))
+        and abs(value) <= _LATEST_S
     }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiokprod._client.cluster_client import describe_configs, describe_topics
 from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings, compiled, profiles_of
-from aiokprod.errors import Code, KafkaError, error_code
+from aiokprod.errors import Code, KafkaError, UnsupportedVersion, error_code
 from aiokprod.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -19,7 +19,14 @@ _WRITE: Final = 1 << 4
 _NOT_REPORTED: Final = -(2**31)
 _TOPIC: Final = 2
 _BROKER: Final = 4
-_DENIED: Final = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
+_NOT_VISIBLE: Final = frozenset(
+    {
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.UNSUPPORTED_VERSION,
+    }
+)
+"""Codes with which the settings of a topic are not checked."""
 _MIN_ISR: Final = "min.insync.replicas"
 _MAX_BYTES: Final = "max.message.bytes"
 _AUTO_CREATE: Final = "auto.create.topics.enable"
@@ -36,9 +43,15 @@ async def check_topics(
     """
     described = await describe_topics(client, topics, deadline)
     existing = [topic.name for topic in described if topic.error_code == Code.NONE]
-    configs = await describe_configs(
-        client, node_id, [(_TOPIC, name, (_MIN_ISR, _MAX_BYTES)) for name in existing], deadline
-    )
+    wanted = [(_TOPIC, name, (_MIN_ISR, _MAX_BYTES)) for name in existing]
+    why = "the credentials may not read the settings of the topic"
+    remedy = "grant DESCRIBE_CONFIGS on the topic to have them checked"
+    try:
+        configs = await describe_configs(client, node_id, wanted, deadline)
+    except UnsupportedVersion:
+        why = "the broker does not offer DescribeConfigs"
+        remedy = "compare them with acks, batch_size and max_request_size yourself"
+        configs = {(_TOPIC, name): (int(Code.UNSUPPORTED_VERSION), {}) for name in existing}
     found: list[Finding] = []
     for topic in described:
         if topic.error_code != Code.NONE:
@@ -49,13 +62,11 @@ async def check_topics(
         found += _leaders(topic)
         found += _replicas(client, topic, settings)
         found += _size(client, topic.name, settings)
-        if code in _DENIED:
+        if code in _NOT_VISIBLE:
             found.append(
                 Finding(
                     "topic_settings_not_visible", Severity.INFO, f"topic {topic.name}",
-                    f"{_MIN_ISR} and {_MAX_BYTES} are not checked: the credentials may not read "
-                    "the settings of the topic",
-                    "grant DESCRIBE_CONFIGS on the topic to have them checked",
+                    f"{_MIN_ISR} and {_MAX_BYTES} are not checked: {why}", remedy,
                 )
             )  # fmt: skip
     return found

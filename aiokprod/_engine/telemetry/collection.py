@@ -10,6 +10,7 @@ Source: KIP-714 "Standard producer metrics"; Java `TelemetryMetricNamingConventi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._wire.otlp import Point
@@ -125,7 +126,7 @@ class Collection:
         values = metrics.counters | metrics.node_sums() | dict(self._gauges())
         opened = values["connections_opened"]
         yield Point("connection.creation.rate", self._since("rate", "", opened) / elapsed)
-        total = self._sum if delta else _cumulative
+        total = partial(self._sum, delta)
         yield total("connection.creation.total", opened)
         errors = values["records_failed"] + values["records_refused"]
         yield total("record.error.total", errors)
@@ -172,15 +173,12 @@ class Collection:
             found = self._windows[name, node] = _Window(histogram)
         return found
 
-    def _sum(self, name: str, value: float, attributes: Any = None) -> Point:
+    def _sum(self, delta: bool, name: str, value: float, attributes: Any = None) -> Point:
         topic = attributes["topic"] if attributes else ""
-        return _cumulative(name, self._since(name, topic, value), attributes)
+        since = self._since(name, topic, value)  # always, as a later call may want it
+        return Point(name, float(since if delta else value), True, attributes or {})
 
     def _since(self, name: str, topic: str, value: float) -> float:
         before = self._before.get((name, topic), 0.0)
         self._before[name, topic] = value
         return value - before
-
-
-def _cumulative(name: str, value: float, attributes: Any = None) -> Point:
-    return Point(name, float(value), True, attributes or {})

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._errors import Code
+from aiokprod._log_fields import log_fields
 from aiokprod._version import __version__
 from aiokprod._wire.compression import codec_by_id
 from aiokprod._wire.messages.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
 from aiokprod._wire.messages.push_telemetry import PushTelemetryRequest
 from aiokprod._wire.otlp import encode_metrics
-from aiokprod.errors import ConfigError, DecodeError, UnsupportedVersion
+from aiokprod.errors import ConfigError, DecodeError, UnsupportedVersion, error_code
 
 if TYPE_CHECKING:
     from aiokprod._engine.ports import BrokerClient, ClientResponse, ReadyConnection
@@ -133,8 +134,11 @@ class TelemetryPusher:
         """Telemetry that fails ends; the producer continues."""
         try:
             step()
-        except Exception:
-            logger.warning("pushing metrics failed and is given up", exc_info=True)
+        except Exception as error:
+            logger.warning(
+                "pushing metrics failed and is given up", exc_info=True,
+                extra=log_fields("telemetry_failed", error=error),
+            )  # fmt: skip
             self.close()
             self._finished()
 
@@ -196,16 +200,16 @@ class TelemetryPusher:
     def _push(
         self, connection: ReadyConnection, subscription: Subscription, *, terminating: bool = False
     ) -> None:
-        metrics = self._payload(subscription)
-        if len(metrics) > subscription.max_bytes:
+        codec_id, data = self._compressed(self._payload(subscription), subscription)
+        if len(data) > subscription.max_bytes:  # the limit is that of the compressed metrics
             logger.debug(
                 "telemetry of %d bytes is not pushed: the broker takes %d",
-                len(metrics), subscription.max_bytes,
+                len(data), subscription.max_bytes,
+                extra=log_fields("telemetry_refused", node_id=connection.node_id, size=len(data)),
             )  # fmt: skip
             self._finished()
             self._after(subscription.interval)
             return
-        codec_id, data = self._compressed(metrics, subscription)
         request = PushTelemetryRequest(
             client_instance_id=self._instance_id,
             subscription_id=subscription.id,
@@ -213,7 +217,7 @@ class TelemetryPusher:
             compression_type=codec_id,
             metrics=data,
         )
-        self._request(connection, request, self._on_pushed)
+        self._request(connection, request, self._on_last_pushed if terminating else self._on_pushed)
 
     def _payload(self, subscription: Subscription) -> bytes:
         now, now_ns = self._loop.time(), self._unix_ms() * 1_000_000
@@ -246,7 +250,9 @@ class TelemetryPusher:
             return
         self._failures = 0
         self._instance_id = body.client_instance_id
-        self._interval = max(body.push_interval_ms / 1000, LEAST_INTERVAL_S)
+        # As in Java, an interval that is not valid does not mean to push without a pause.
+        interval = body.push_interval_ms / 1000
+        self._interval = max(interval, LEAST_INTERVAL_S) if interval > 0 else DEFAULT_INTERVAL_S
         requested = tuple(body.requested_metrics)
         if not requested:
             self._after(self._interval)  # there may be a subscription then
@@ -258,9 +264,11 @@ class TelemetryPusher:
         # Spread, so that the clients that start together do not push together.
         self._after(self._interval * self._rng.uniform(0.5, 1.5))
 
+    def _on_last_pushed(self, response: ClientResponse) -> None:
+        self._finished()
+
     def _on_pushed(self, response: ClientResponse) -> None:
         self._in_flight = False
-        self._finished()
         if self.ended:
             return
         if response.error is not None or response.body.error_code != Code.NONE:
@@ -284,8 +292,12 @@ class TelemetryPusher:
         """Wait, and ask for the subscription again; after some errors never."""
         code = Code.NONE if response.body is None else response.body.error_code
         logger.debug(
-            "broker %d refused telemetry: %s", response.node_id, response.error or f"error {code}"
-        )
+            "broker %d refused telemetry: %s", response.node_id, response.error or f"error {code}",
+            extra=log_fields(
+                "telemetry_refused", error=response.error, node_id=response.node_id,
+                code=error_code(code).name,
+            ),
+        )  # fmt: skip
         self._failures += 1
         self._subscription = None
         if code in _FINAL or isinstance(response.error, UnsupportedVersion):

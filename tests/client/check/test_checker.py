@@ -461,6 +461,30 @@ async def test_settings_that_are_not_visible_are_mentioned() -> None:
 
 
 @in_virtual_time
+async def test_topics_are_checked_if_brokers_do_not_offer_their_settings() -> None:
+    cluster = healthy()
+    for broker in cluster.brokers.values():
+        ranges = {key: one for key, one in broker.profile.ranges.items() if key != DESCRIBE_CONFIGS}
+        broker.profile = replace(broker.profile, ranges=ranges)
+    found = await check(cluster, "orders", "orderz")
+    assert [finding.code for finding in found] == ["topic_missing", "topic_settings_not_visible"]
+    assert "does not offer DescribeConfigs" in found[1].text
+
+
+@in_virtual_time
+async def test_token_provider_that_hangs_does_not_delay_the_check() -> None:
+    async def token() -> str:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    found = await check(
+        sasl_cluster(), security_protocol="SASL_PLAINTEXT", sasl_mechanism="OAUTHBEARER",
+        sasl_token_provider=token, sasl_allow_cleartext=True,
+    )  # fmt: skip
+    assert {finding.severity for finding in found} == {ERROR}
+
+
+@in_virtual_time
 async def test_what_is_not_checked_in_time_is_mentioned() -> None:
     cluster = healthy()
     cluster.control(DESCRIBE_CONFIGS, lose_answer())

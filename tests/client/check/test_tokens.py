@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from aiokprod import ProducerConfig
 from aiokprod._client.check.tokens import check_token
 
 NOW_MS = 1_700_000_000_000
+HUGE = base64.urlsafe_b64encode(b'{"iat": 1%s}' % (b"0" * 400)).decode().rstrip("=")
 
 
 def config(provider: Any) -> ProducerConfig:
@@ -22,8 +24,8 @@ def config(provider: Any) -> ProducerConfig:
 
 @pytest.mark.parametrize(
     "token",
-    ["opaque", "a.b.c", "a.bnVsbA.c", "a.eyJpYXQiOiBudWxsfQ.c"],
-    ids=["no JWT", "no base64", "null", "iat null"],
+    ["opaque", "a.b.c", "a.bnVsbA.c", "a.eyJpYXQiOiBudWxsfQ.c", f"a.{HUGE}.c"],
+    ids=["no JWT", "no base64", "null", "iat null", "no float has it"],
 )
 def test_token_without_times_has_no_finding(token: str) -> None:
     async def provider() -> str:

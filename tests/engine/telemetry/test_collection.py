@@ -86,6 +86,16 @@ def test_sums_are_cumulative_or_since_the_last_push() -> None:
     assert found["connection.creation.total",] == 0
 
 
+def test_sums_since_the_last_push_after_cumulative_ones() -> None:
+    metrics = Metrics()
+    collection = Collection(metrics, dict)
+    metrics.counters["records_acknowledged"] = metrics.topics.add("t").records_acknowledged = 5
+    assert named(collection, "")["record.send.total",] == 5
+    metrics.counters["records_acknowledged"] = metrics.topics.add("t").records_acknowledged = 7
+    found = named(collection, "", delta=True)
+    assert found["record.send.total",] == found["topic.record.send.total", "t"] == 2
+
+
 def test_gauges_are_given_as_far_as_they_are_known() -> None:
     found = named(Collection(used(), lambda: {"metadata_age_s": 4.0}), "")
     assert found["metadata.age",] == 4

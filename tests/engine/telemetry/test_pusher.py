@@ -15,7 +15,7 @@ from aiokprod._engine.telemetry.collection import PREFIX, Collection
 from aiokprod._errors import Code
 from aiokprod._wire.compression import codec_by_id
 from aiokprod.producer import Producer
-from aiokprod.testing.fake_cluster import FakeCluster, close, lose_answer, refuse
+from aiokprod.testing.fake_cluster import FakeCluster, close, delay, lose_answer, refuse
 from aiokprod.testing.fake_cluster.telemetry import ClientTelemetry, Push
 from aiokprod.testing.virtual import run
 
@@ -166,6 +166,49 @@ def test_telemetry_that_is_too_large_is_not_sent() -> None:
     pushed, pushes = with_telemetry(body, "", max_bytes=100)
     assert pushed == 0
     assert pushes == []
+
+
+def test_limit_of_the_size_is_that_of_compressed_metrics() -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> None:
+        await sending(producer, 30)
+
+    _, pushes = with_telemetry(body, "", codecs=(4,))
+    sizes = [len(push.data) for push in pushes]
+    plain = [len(codec_by_id(4).decompress(push.data, 1 << 20)) for push in pushes]
+    limit = max(sizes) + 100
+    assert limit < min(plain)
+    _, limited = with_telemetry(body, "", codecs=(4,), max_bytes=limit)
+    assert len(limited) == len(pushes)
+
+
+@pytest.mark.parametrize("interval_ms", [0, -1])
+def test_interval_that_is_not_valid_is_that_of_java(interval_ms: int) -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> int:
+        await sending(producer, 1)
+        await asyncio.sleep(900)
+        return cluster.count(PUSH)
+
+    pushed, _ = with_telemetry(body, "", interval_ms=interval_ms, connections_max_idle_ms=-1)
+    assert 1 <= pushed <= 3, "once in 5 minutes"
+
+
+def test_response_to_an_earlier_push_does_not_end_the_wait_for_the_last_one() -> None:
+    async def body(cluster: FakeCluster, telemetry: ClientTelemetry, producer: Any) -> float:
+        await sending(producer, 2)
+        cluster.control(PUSH, delay(1.0), times=1)
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if cluster.count(PUSH):
+                break
+        await asyncio.sleep(0.5)
+        cluster.control(PUSH, delay(0.8), times=1)
+        before = asyncio.get_running_loop().time()
+        await producer.close()
+        return asyncio.get_running_loop().time() - before
+
+    took, pushes = with_telemetry(body, "")
+    assert took >= 0.75
+    assert pushes[-1].terminating
 
 
 def test_switch_turns_it_off() -> None:
