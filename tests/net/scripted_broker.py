@@ -20,9 +20,12 @@ from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import KafkaError
 from aiokprod.testing.memory import Link, MemoryNetwork
-from tests.net.wire_helpers import versions_answer
+from tests.net.wire_helpers import ALL_VERSIONS, versions_answer
 
 METADATA = MetadataRequest(topics=None)
+
+OFFERED = {key: ALL_VERSIONS[key] for key in ALL_VERSIONS.keys() - {71, 72}}
+"""Without the APIs of KIP-714: the first request of a connection is that of the test."""
 
 Answer = Callable[[RequestHeader, Message], Message | None]
 
@@ -34,7 +37,7 @@ class ScriptedBroker:
         self.network = network
         self.host, self.port = host, port
         self.answers: dict[int, Answer] = {
-            18: lambda header, message: versions_answer(),
+            18: lambda header, message: versions_answer(OFFERED),
             3: lambda header, message: MetadataResponse(cluster_id=f"{host}:{port}"),
         }
         self.greeting: bytes | None = None

@@ -139,6 +139,7 @@ CALLS = {
     "partitions_for": Call("partitions_for", lambda p: p.partitions_for("t")),
     "refresh_metadata": Call("refresh_metadata", lambda p: p.refresh_metadata()),
     "warm": Call("warm", lambda p: p.warm(["t"])),
+    "check": Call("check", lambda p: p.check(["t"])),
     "close": Call("close", lambda p: p.close(), before=pending),
     "close-within": Call("close", lambda p: p.close(5.0), before=pending, limit_s=5.0),
 }

@@ -93,6 +93,7 @@ CALLS: dict[str, Callable[[Producer[Any, Any]], Coroutine[Any, Any, object]]] = 
     "warm": lambda p: p.warm(["t", "u"]),
     "partitions_for": lambda p: p.partitions_for("t"),
     "refresh_metadata": lambda p: p.refresh_metadata(),
+    "check": lambda p: p.check(["t"]),
     "close": lambda p: p.close(),
     "close_timeout": lambda p: p.close(20),
 }
