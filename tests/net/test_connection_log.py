@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,3 +172,20 @@ def test_connections_that_are_dropped_are_counted(log: Log) -> None:
     (record,) = log.records
     assert record.levelno == logging.WARNING
     assert (vars(record)["kafka_connections"], vars(record)["kafka_client_id"]) == (2, "orders")
+
+
+def test_number_of_known_addresses_is_limited() -> None:
+    log = ConnectionLog("c")
+
+    def connected(number: int) -> None:
+        connection: Any = SimpleNamespace(
+            address=("b", number), node_id=number, channel=SimpleNamespace(peer="broker b")
+        )
+        log.connected(connection)
+
+    for number in range(10_000):
+        connected(number)
+    assert log.is_kafka(("b", 0))
+    connected(10_000)
+    assert log.is_kafka(("b", 10_000))
+    assert not log.is_kafka(("b", 0))
