@@ -303,7 +303,7 @@ class ThreadQueue:
 
     def _fail(self, record: RecordFuture, error: BaseException) -> None:
         """A record failed before it was in a batch. An open transaction, which lacks it, can only
-        be aborted: nobody need have read the future before the commit."""
+        be aborted: the caller may not read the future before the commit."""
         outcome = Outcome.NOT_SENT
         if isinstance(error, KafkaError):
             outcome = error.outcome
