@@ -338,8 +338,7 @@ class Blocking(Generic[K, V]):
         assert self._thread is not None
         assert timeout is not None
         try:
-            late = self._producer._submitter.late(record, timeout)
-            error = self._thread.run(late, STOP_TIMEOUT)
+            error = self._thread.run(self._producer._submitter.late(record, timeout), STOP_TIMEOUT)
         except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
             raise DeliveryTimeout(
                 f"{topic}: no acknowledgment within the timeout of {timeout} s; the producer's "
