@@ -154,6 +154,7 @@ class Blocking(Generic[K, V]):
         self._producer: Producer[K, V] = self._new_producer()
         self._lock = threading.RLock()
         self._thread: ThreadedLoop | None = None
+        self._starting: ThreadedLoop | None = None
         self._closing: Future[DrainReport] | None = None
         self._is_closed = False
         self._refusal: KafkaError | None = None
@@ -189,23 +190,22 @@ class Blocking(Generic[K, V]):
                 if thread is None:
                     thread = self._start()
         if thread.is_current:
-            raise WrongLoop(
-                "this would block the event loop of the producer, whose thread this is: call it "
-                "in another thread"
-            )
+            raise WrongLoop("this would block the producer's event loop: call it in another thread")
         return thread
 
     def _start(self) -> ThreadedLoop:
-        thread = ThreadedLoop("aiokprod-blocking")
+        thread = self._starting = ThreadedLoop("aiokprod-blocking")
         try:
             thread.run(self._producer.start())
         except BaseException:
             # As `Producer.__aenter__`: the producer cannot be used, the next call has a new one.
-            try:
-                thread.run(self._producer.close(0))
-            finally:
-                thread.stop(STOP_TIMEOUT)
-                self._producer = self._new_producer()
+            self._starting = None
+            if not self._is_closed:  # by a signal handler
+                try:
+                    thread.run(self._producer.close(0))
+                finally:
+                    thread.stop(STOP_TIMEOUT)
+                    self._producer = self._new_producer()
             raise
         self._thread = thread
         _open.add(self)
@@ -280,7 +280,7 @@ class Blocking(Generic[K, V]):
         if self._thread is not None and self._thread.is_current:
             raise WrongLoop("the producer cannot be closed in its own thread")
         if self._closing is None:
-            thread = self._thread or ThreadedLoop("aiokprod-blocking")
+            thread = self._thread or self._starting or ThreadedLoop("aiokprod-blocking")
             self._is_closed = True
             self._thread = thread
             self._closing = thread.start(self._producer.close(timeout))

@@ -35,6 +35,7 @@ from aiokprod import (
     WrongLoop,
 )
 from aiokprod import blocking as module
+from aiokprod._client.event_loops import ThreadedLoop
 from aiokprod.testing import FakeCluster
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.hang import HANG_S, wait_until
@@ -441,6 +442,28 @@ def test_close_in_the_thread_of_the_producer_is_refused_while_it_is_being_closed
         producer._begin_close(0.2)
     assert producer.close().failed == 1
     assert len(errors) == 1
+
+
+def test_signal_handler_may_close_the_producer_while_it_is_being_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producer = Blocking(bootstrap_servers="localhost:1", transactional_id="id")
+    reports: list[Any] = []
+    run = ThreadedLoop.run
+
+    def interrupted(thread: ThreadedLoop, coroutine: Any, timeout: float | None = None) -> Any:
+        call = thread.start(coroutine)
+        monkeypatch.setattr(ThreadedLoop, "run", run)
+        reports.append(producer.close(0))
+        return call.result(timeout)
+
+    monkeypatch.setattr(ThreadedLoop, "run", interrupted)
+    with pytest.raises((KafkaError, concurrent.futures.CancelledError)):
+        producer.start()
+    assert reports == [producer.close()]
+    assert producer.drain_report is reports[0]
+    with pytest.raises(ProducerClosed):
+        producer.start()
 
 
 def test_serializer_that_raises_system_exit_ends_its_record_only(cluster: FakeCluster) -> None:
