@@ -302,8 +302,7 @@ class ThreadQueue:
             self._drain.follow(delivery.core)
 
     def _fail(self, record: RecordFuture, error: BaseException) -> None:
-        """A record failed before it was in a batch. An open transaction, which lacks it, can only
-        be aborted: the caller may not read the future before the commit."""
+        """A record failed before it was in a batch: an open transaction can only be aborted."""
         outcome = Outcome.NOT_SENT
         if isinstance(error, KafkaError):
             outcome = error.outcome
@@ -342,7 +341,8 @@ class ThreadQueue:
         while records:
             waiting = records.popleft()
             if isinstance(waiting, asyncio.Future):
-                _pass(waiting)
+                if not waiting.done():
+                    waiting.set_result(None)
                 continue
             record, serialized, deadline = waiting
             try:
@@ -401,7 +401,8 @@ class ThreadQueue:
         records = []
         for waiting in line.records:
             if isinstance(waiting, asyncio.Future):
-                _pass(waiting)
+                if not waiting.done():
+                    waiting.set_result(None)
             else:
                 records.append(waiting[0])
         self._parked -= len(records)
@@ -483,8 +484,7 @@ class ThreadQueue:
             self._idle.set_result(None)
 
     def _refuse(self, record: RecordFuture, *, tried: bool = False) -> None:
-        """Fail a record that is not in a batch. `tried`: a call that tried to append it reports it
-        to the observer."""
+        """Fail a record. `tried`: the call that tried to append it reports it to the observer."""
         if self._drain is not None:
             self._drain.refused(record.topic)
         error = self._reason.copy().with_(topic=record.topic)
@@ -497,8 +497,3 @@ class ThreadQueue:
         """Report a record to the observer that no call has tried to append."""
         located = error.with_(topic=record.topic, partition=record.fields[3])
         self._runtime.observer.on_record_refused(located)
-
-
-def _pass(mark: asyncio.Future[None]) -> None:
-    if not mark.done():
-        mark.set_result(None)
