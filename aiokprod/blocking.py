@@ -9,14 +9,14 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import os
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
+from aiokprod._client.child_exit import at_exit_of_child_processes
+from aiokprod._client.drain import EMPTY_DRAIN
 from aiokprod._client.event_loops import ThreadedLoop
 from aiokprod._client.record_future import RecordFuture
-from aiokprod._client.send import late_error
 from aiokprod._client.validation import check_timeout, checked_config
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
@@ -31,7 +31,7 @@ from aiokprod.producer import Producer
 from aiokprod.records import DrainReport, RecordMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -154,6 +154,7 @@ class Blocking(Generic[K, V]):
         self._producer: Producer[K, V] = self._new_producer()
         self._lock = threading.RLock()
         self._thread: ThreadedLoop | None = None
+        self._starting: ThreadedLoop | None = None
         self._closing: Future[DrainReport] | None = None
         self._is_closed = False
         self._refusal: KafkaError | None = None
@@ -189,25 +190,26 @@ class Blocking(Generic[K, V]):
                 if thread is None:
                     thread = self._start()
         if thread.is_current:
-            raise WrongLoop(
-                "this would block the event loop of the producer, whose thread this is: call it "
-                "in another thread"
-            )
+            raise WrongLoop("this would block the producer's event loop: call it in another thread")
         return thread
 
     def _start(self) -> ThreadedLoop:
-        thread = ThreadedLoop("aiokprod-blocking")
+        thread = self._starting = ThreadedLoop("aiokprod-blocking")
         try:
             thread.run(self._producer.start())
         except BaseException:
             # As `Producer.__aenter__`: the producer cannot be used, the next call has a new one.
-            thread.run(self._producer.close(0))
-            thread.stop(STOP_TIMEOUT)
-            self._producer = self._new_producer()
+            self._starting = None
+            if not self._is_closed:  # by a signal handler
+                try:
+                    thread.run(self._producer.close(0))
+                finally:
+                    thread.stop(STOP_TIMEOUT)
+                    self._producer = self._new_producer()
             raise
         self._thread = thread
         _open.add(self)
-        _close_at_exit_of_child_processes()
+        at_exit_of_child_processes(_close_all)
         return thread
 
     def __enter__(self) -> Self:
@@ -253,21 +255,32 @@ class Blocking(Generic[K, V]):
             closing = self._begin_close(timeout)
         try:
             report = closing.result()
+        except concurrent.futures.CancelledError:  # an interrupted call of another thread
+            assert self._closing is not None
+            report = self._closing.result()
         except BaseException:
-            closing.cancel()  # gives up the drain, so that the next wait is short
-            if self._thread is not None and not self._thread.is_current:
-                self._thread.run(self._producer.close())
-            self._end_close()
+            self._give_up_drain(closing)
             raise
-        self._end_close()
+        finally:
+            self._end_close()
         return report
+
+    def _give_up_drain(self, closing: Future[DrainReport]) -> None:
+        """End the drain at once, and wait for its report, which later calls get."""
+        with self._lock:
+            if self._closing is closing and not closing.done():
+                assert self._thread is not None
+                self._closing = self._thread.start(self._producer.close(0))
+                closing.cancel()
+            closing = self._closing or closing
+        concurrent.futures.wait([closing])
 
     def _begin_close(self, timeout: float | None) -> Future[DrainReport]:
         """Called with the lock. Reject further calls and start the drain."""
+        if self._thread is not None and self._thread.is_current:
+            raise WrongLoop("the producer cannot be closed in its own thread")
         if self._closing is None:
-            thread = self._thread or ThreadedLoop("aiokprod-blocking")
-            if thread.is_current:
-                raise WrongLoop("the producer cannot be closed in its own thread")
+            thread = self._thread or self._starting or ThreadedLoop("aiokprod-blocking")
             self._is_closed = True
             self._thread = thread
             self._closing = thread.start(self._producer.close(timeout))
@@ -325,20 +338,14 @@ class Blocking(Generic[K, V]):
         assert self._thread is not None
         assert timeout is not None
         try:
-            self._thread.run(_nothing(), STOP_TIMEOUT)  # `cancel` has been carried out before
+            error = self._thread.run(self._producer._submitter.late(record, timeout), STOP_TIMEOUT)
         except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
             raise DeliveryTimeout(
                 f"{topic}: no acknowledgment within the timeout of {timeout} s; the producer's "
                 "thread does not respond, so that the record may be in the log",
                 outcome=Outcome.UNKNOWN,
             ) from None
-        if record.delivery is not None:
-            raise late_error(record.delivery, timeout)
-        raise DeliveryTimeout(
-            f"{topic}: the record still waited for metadata or memory after the timeout of "
-            f"{timeout} s; it was withdrawn and is not in the log",
-            outcome=Outcome.NOT_SENT,
-        )
+        raise error
 
     def submit(
         self,
@@ -368,11 +375,11 @@ class Blocking(Generic[K, V]):
         check_timeout("flush", timeout)
         if self._thread is None and not self._is_closed:
             return
-        self._running().run(self._producer.flush(timeout))
+        self._run(lambda: self._producer.flush(timeout))
 
     def warm(self, topics: Iterable[str]) -> None:
         """Fetch metadata and connect to the leaders of topics; as `Producer.warm`."""
-        self._running().run(self._producer.warm(topics))
+        self._run(lambda: self._producer.warm(topics))
 
     def call(
         self, function: Callable[[Producer[K, V]], Awaitable[R]], timeout: float | None = None
@@ -398,16 +405,33 @@ class Blocking(Generic[K, V]):
         async def run() -> R:
             return await function(self._producer)
 
-        return self._running().run(run(), timeout)
+        return self._run(run, timeout)
+
+    def _run(
+        self, function: Callable[[], Coroutine[Any, Any, R]], timeout: float | None = None
+    ) -> R:
+        """Run a coroutine function on the loop."""
+        thread = self._running()
+        try:
+            return thread.run(function(), timeout)
+        except (RuntimeError, concurrent.futures.CancelledError) as error:
+            if not self._is_closed or not thread.is_ending:
+                raise
+            raise ProducerClosed("the producer was closed during the call") from error
 
     # -- status ---------------------------------------------------------------------------------
 
     def _read(self, function: Callable[[], R]) -> R:
         """Call a function of the producer on its loop, or here if that does not run."""
         thread = self._thread
-        if thread is None or self._is_closed or thread.is_current:
+        if thread is None or thread.is_current:
             return function()
-        return thread.read(function)
+        try:
+            return thread.read(function)
+        except (RuntimeError, concurrent.futures.CancelledError):
+            if not self._is_closed:
+                raise
+            return function()
 
     def metrics(self) -> dict[str, Any]:
         """As `Producer.metrics`."""
@@ -429,6 +453,11 @@ class Blocking(Generic[K, V]):
     def _after_fork(self) -> None:
         """In the child process: forget the thread, which is in the parent."""
         self._lock = threading.RLock()  # another thread may have held it
+        if self._is_closed:  # maybe not by its end
+            self._closing = concurrent.futures.Future()
+            self._closing.set_result(self._producer.drain_report or EMPTY_DRAIN)
+        elif self._thread is None and self._producer._lifecycle.forked:
+            self._producer = self._new_producer()  # it was being started
         if self._thread is None:
             return
         # Kept, because destroying a loop in the child would change the parent's epoll object.
@@ -445,9 +474,6 @@ class Blocking(Generic[K, V]):
             self._producer = self._new_producer()
 
 
-async def _nothing() -> None: ...
-
-
 _objects: weakref.WeakSet[Blocking[Any, Any]] = weakref.WeakSet()
 _open: set[Blocking[Any, Any]] = set()
 _parents: list[object] = []
@@ -460,14 +486,6 @@ def _close_all() -> None:
         one._begin_close_at_exit()
     for one in objects:
         one.close()
-
-
-def _close_at_exit_of_child_processes() -> None:
-    """Processes of `multiprocessing`, and of billiard (Celery), end without `atexit` functions."""
-    for name in ("multiprocessing.util", "billiard.util"):
-        util: Any = sys.modules.get(name)
-        if util is not None:
-            util.Finalize(None, _close_all, exitpriority=100)
 
 
 def _after_fork() -> None:

@@ -230,6 +230,7 @@ class Producer(Generic[K, V]):
             lambda: self._lifecycle.live().transactions,
             self._max_block,
             self._observer.on_transaction_call,
+            lambda: self._lifecycle.thread_queue,
         )
         hooks.configure(self._config)
 
@@ -514,6 +515,9 @@ class Producer(Generic[K, V]):
 
         Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then it
         waits for up to max_block_ms. The records of a thread to one topic keep their order.
+
+        A transaction has all records whose call ended before its commit was called; if one of them
+        fails, the commit does.
 
         Returns:
             A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or

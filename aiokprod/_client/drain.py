@@ -42,6 +42,7 @@ class Drain:
     ) -> None:
         self._cores = dict.fromkeys(batch.core for batch in batches)
         self._refused: Counter[str] = Counter()
+        self._failed: Counter[tuple[str, Outcome]] = Counter()
         self._loop = loop
         self._client_id = client_id
         self._start = loop.time()
@@ -55,6 +56,10 @@ class Drain:
     def refused(self, topic: str) -> None:
         """Count a record that was accepted from another thread, and never was in a batch."""
         self._refused[topic] += 1
+
+    def failed(self, topic: str, outcome: Outcome) -> None:
+        """Count a record of another thread that failed by itself before it was in a batch."""
+        self._failed[topic, outcome] += 1
 
     def _log_slow(self) -> None:
         waiting: Counter[str] = Counter()
@@ -88,6 +93,8 @@ class Drain:
             _count(core, topics.setdefault(core.topic, Counter()))
         for topic, records in self._refused.items():
             topics.setdefault(topic, Counter())[Outcome.NOT_SENT] += records
+        for (topic, outcome), records in self._failed.items():
+            topics.setdefault(topic, Counter())[outcome] += records
         by_topic = tuple(
             TopicDrain(
                 topic,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiokprod._client.late_executor import LateExecutor
@@ -27,20 +27,26 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class ThreadedLoop:
-    """An event loop that runs in a daemon thread."""
+    """An event loop that runs in a daemon thread.
+
+    Attributes:
+        is_ending: it was stopped; calls that have no result are cancelled.
+    """
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
         self._executor = LateExecutor(thread_name_prefix=f"{name}-worker")
         self.loop.set_default_executor(self._executor)
         # A daemon: the interpreter must not wait for it before it calls the `atexit` functions.
+        self.is_ending = False
+        self._calls: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            self._run_until_stopped()
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
@@ -50,6 +56,20 @@ class ThreadedLoop:
             self._executor.shutdown(wait=False)
             asyncio.set_event_loop(None)
             self.loop.close()
+            for call in list(self._calls):  # the loop was stopped before it got to them
+                _end(call)
+
+    def _run_until_stopped(self) -> None:
+        """SystemExit and KeyboardInterrupt that user code raises in this thread cannot end the
+        program. They must not end the loop, on which other threads wait."""
+        while True:
+            try:
+                self.loop.run_forever()
+                self.is_ending = True
+                return
+            except BaseException as error:
+                message = f"aiokprod: {type(error).__name__} was raised in the thread of the loop"
+                self.loop.call_exception_handler({"message": message, "exception": error})
 
     @property
     def is_current(self) -> bool:
@@ -63,10 +83,15 @@ class ThreadedLoop:
             RuntimeError: the loop is closed.
         """
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            call = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except BaseException:
             coroutine.close()
             raise
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        if self.loop.is_closed():
+            _end(call)
+        return call
 
     def run(self, coroutine: Coroutine[Any, Any, R], timeout: float | None = None) -> R:
         """Run a coroutine on the loop and wait for its result; an interrupted wait cancels it."""
@@ -90,3 +115,9 @@ class ThreadedLoop:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(within)
+
+
+def _end(call: Future[Any]) -> None:
+    """Fail a call that the loop did not begin, unless it has its result."""
+    with contextlib.suppress(InvalidStateError):
+        call.set_exception(RuntimeError("Event loop is closed"))

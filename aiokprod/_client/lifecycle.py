@@ -261,7 +261,7 @@ class Lifecycle:
         if self.runtime is not None:
             self.runtime.fast_path.stop()
         if self.thread_queue is not None:
-            self.thread_queue.forked = True
+            self.thread_queue.after_fork()
 
 
 def _after_fork() -> None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import threading
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiokprod._core.batch import RecordMetadata
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 Fields = tuple[Any, Any, Any, Any, Any, Any]
 """Topic, value, key, partition, timestamp_ms and headers of a record."""
+
+
+UNKNOWN_SIZE: Final = 256
+"""Assumed size of a key or value that is not serialized yet, bytes."""
+
+
+_NO_FIELDS: Final[Fields] = (None, None, None, None, None, None)
 
 
 class RecordOwner(Protocol):
@@ -34,8 +41,8 @@ class RecordOwner(Protocol):
     @property
     def outcomes(self) -> contextlib.AbstractContextManager[Any, Any]: ...
 
-    def check_waiting(self) -> None:
-        """Raise if waiting for a record in this thread could not end."""
+    def check_waiting(self, record: RecordFuture) -> None:
+        """Raise, or end the record, if waiting for it in this thread could not end."""
 
     def on_unretrieved(self, error: BaseException) -> None:
         """A failure was not retrieved."""
@@ -53,7 +60,9 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     state is changed under a lock of the queue, and waiters are only notified if there are any.
 
     Attributes:
-        fields: the arguments of `Producer.send` in its order.
+        topic: that of the record.
+        fields: the arguments of `Producer.send` in its order; None once the record is in a batch
+            or has failed, so that a future does not keep key and value in memory.
         size: bytes of key and value, in parts assumed.
         context: of the caller, for serializers, interceptors and plug-ins; None if there are none.
         delivery: the handle of the record, None until it is in a batch.
@@ -75,6 +84,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         "delivery",
         "fields",
         "size",
+        "topic",
     )
 
     def __init__(
@@ -82,6 +92,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     ) -> None:
         # Without `super().__init__()`, see above.
         self._queue = queue
+        self.topic: str = fields[0]
         self.fields = fields
         self.size = size
         self.context = context
@@ -97,12 +108,16 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """What the methods of `Future`, `wait` and `as_completed` lock."""
-        with self._queue.outcomes:
-            if self._made_condition is None:
-                self._waiters: list[Any] = []
-                self._done_callbacks: list[Any] = []
-                self._made_condition = threading.Condition()
-            return self._made_condition
+        if self._made_condition is None:
+            made = threading.Condition()
+            waiters: list[Any] = []
+            callbacks: list[Any] = []
+            with self._queue.outcomes:  # without a call, in which a signal handler could run
+                if self._made_condition is None:
+                    self._waiters = waiters
+                    self._done_callbacks = callbacks
+                    self._made_condition = made
+        return self._made_condition
 
     # -- in any thread --------------------------------------------------------------------------
 
@@ -161,7 +176,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def _begin_retrieval(self) -> None:
         if not self.done():
-            self._queue.check_waiting()
+            self._queue.check_waiting(self)
         self._retrieved = True
         if self._unread is not None:
             self._unread.error = None
@@ -177,6 +192,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def fail(self, error: BaseException) -> None:
         """Set an error as the outcome, unless the future was cancelled."""
+        self.fields, self.context = _NO_FIELDS, None
         if not self._retrieved:
             self._unread = _Unread(self._queue, error)
         self._finish(None, error)
@@ -185,22 +201,32 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def _finish(self, result: RecordMetadata | None, error: BaseException | None) -> None:
         with self._queue.outcomes:
-            if self._state == PENDING:
-                self._result = result
-                self._exception = error
-                self._state = FINISHED
             condition = self._made_condition
+            if condition is None:
+                self._set(result, error)
+        if condition is not None:
+            # `wait` and `as_completed` add waiters and read the state under this lock, so both
+            # must change together.
+            with condition:
+                with self._queue.outcomes:
+                    self._set(result, error)
+                if self._state == FINISHED:
+                    for waiter in self._waiters:
+                        if error is None:
+                            waiter.add_result(self)
+                        else:
+                            waiter.add_exception(self)
+                    condition.notify_all()
         if self._state != FINISHED:
             self.end_cancelled()
         elif condition is not None:
-            with condition:
-                for waiter in self._waiters:
-                    if error is None:
-                        waiter.add_result(self)
-                    else:
-                        waiter.add_exception(self)
-                condition.notify_all()
             self._invoke_callbacks()  # type: ignore[attr-defined]
+
+    def _set(self, result: RecordMetadata | None, error: BaseException | None) -> None:
+        if self._state == PENDING:
+            self._result = result
+            self._exception = error
+            self._state = FINISHED
 
     def end_cancelled(self) -> None:
         """Report to waiters that the future was cancelled."""
@@ -216,6 +242,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     def appended(self, delivery: Delivery) -> None:
         """The record is in a batch."""
         self.delivery = delivery
+        self.fields, self.context = _NO_FIELDS, None
         if self._state != PENDING and self.cancelled():
             delivery.cancel()
 
@@ -238,3 +265,24 @@ class _Unread:
     def __del__(self) -> None:
         if self.error is not None:
             self._queue.on_unretrieved(self.error)
+
+
+class RecordLink:
+    """The `on_delivery` of a record that waits. The frames of its error have it in a variable; they
+    must not keep the record, or a failure that is not read would not be noticed."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: RecordFuture) -> None:
+        self.record: RecordFuture | None = record
+
+    def settle(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
+        if self.record is not None:
+            self.record.settle(metadata, error)
+
+
+def size_of(data: Any) -> int:
+    """Bytes of a key or value, in parts assumed."""
+    if data is None:
+        return 0
+    return len(data) if isinstance(data, (bytes, bytearray, str)) else UNKNOWN_SIZE

@@ -71,6 +71,7 @@ class Runtime:
         failure: the error that ended the producer, None while it works.
         transactions: its calls, if the producer is transactional.
         watch: notices outages.
+        on_failure: called with the error that ended the producer.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Runtime:
         self.loop = loop
         self.observer = observer
         self.failure: KafkaError | None = None
+        self.on_failure: Callable[[KafkaError], None] | None = None
         self._started_at = loop.time()
         self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
@@ -306,6 +308,8 @@ class Runtime:
         except BaseException:  # a signal handler raised once more
             self._stop_with(failure)
             raise
+        if self.on_failure is not None:
+            self.on_failure(failure)
         if self._telemetry is not None:
             self._telemetry.close()
         for task in self._tasks:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from aiokprod._client.lifecycle import Lifecycle
+    from aiokprod._client.record_future import RecordFuture
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.slow_path import SlowPath
     from aiokprod._core.batch import Delivery
@@ -138,5 +139,19 @@ class RecordSubmitter:
     def timed_out(self, delivery: Delivery, timeout: float) -> DeliveryTimeout:
         """The error of `send` if its timeout has ended the wait for the record."""
         late = late_error(delivery, timeout)
+        self._lifecycle.started().state.gate.on_refused(late)
+        return late
+
+    async def late(self, record: RecordFuture, timeout: float) -> DeliveryTimeout:
+        """As `timed_out`, for a record of another thread, which has cancelled it."""
+        for _ in range(2):  # until `cancel` has been carried out, also if it was being appended
+            await asyncio.sleep(0)
+        if record.delivery is not None:
+            return self.timed_out(record.delivery, timeout)
+        late = DeliveryTimeout(
+            f"{record.topic}: the record still waited for metadata or memory after the timeout of "
+            f"{timeout} s; it was withdrawn and is not in the log",
+            outcome=Outcome.NOT_SENT,
+        )
         self._lifecycle.started().state.gate.on_refused(late)
         return late

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from aiokprod._client.record_future import Fields, RecordFuture
+from aiokprod._client.record_future import Fields, RecordFuture, RecordLink, size_of
+from aiokprod._client.unread_failures import UnreadFailures
 from aiokprod._core.batch import Delivery
-from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
@@ -26,18 +25,16 @@ from aiokprod.errors import (
     KafkaError,
     Outcome,
     ProducerClosed,
+    TransactionError,
     WrongLoop,
 )
-from aiokprod.records import TopicPartition, validate_topic
+from aiokprod.records import validate_topic
 
 if TYPE_CHECKING:
     from aiokprod._client.drain import Drain
     from aiokprod._client.runtime import Runtime
     from aiokprod._client.send import RecordSubmitter
-    from aiokprod._core.batch import RecordMetadata
     from aiokprod._core.serialization import SerializedRecord
-
-logger = logging.getLogger(__name__)
 
 GROUP: Final = 256
 """Records that are appended in one go; then other callbacks of the loop run."""
@@ -53,12 +50,11 @@ MAX_RECORDS: Final = 10_000
 MAX_BYTES: Final = 8 * 1024 * 1024
 """Limits of what may be in the queue; more wait in `put`. A single record may be larger."""
 
-UNKNOWN_SIZE: Final = 256
-"""Assumed size of a key or value that is not serialized yet, bytes."""
-
 _CLOSED: Final = "the producer was closed before the record was in a batch; it was not sent"
 
 _CANCELLED: Final = "the send was cancelled before the record left"
+
+_ABORTED: Final = "the transaction was aborted before the record was in a batch; it was not sent"
 
 _Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
 """A record that waits, what the fast path has done for it, and when its wait ends (loop time)."""
@@ -92,8 +88,10 @@ class ThreadQueue:
         self.loop = runtime.loop
         self.thread = threading.get_ident()
         self.forked = False
-        # Both locks are reentrant: a signal handler that interrupts the main thread may send too.
+        # The locks are reentrant: a signal handler that interrupts the main thread may send too.
+        # The loop never takes `_lock`: a handler that interrupts `put` may wait for the loop.
         self.outcomes = threading.RLock()
+        self._lock = threading.RLock()
         self._room = threading.Condition()
         self._runtime = runtime
         self._appender = runtime.appender
@@ -112,119 +110,133 @@ class ThreadQueue:
         self._refusal: KafkaError | None = None
         self._idle: asyncio.Future[None] | None = None
         self._drain: Drain | None = None
-        self._unretrieved: deque[BaseException] = deque()
+        self._unread = UnreadFailures(self.loop, runtime.observer, runtime.client_id)
+        self.on_unretrieved = self._unread.add
+        self._reason: KafkaError = ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT)
+        runtime.on_failure = self._on_failure
 
     # -- in any thread --------------------------------------------------------------------------
 
     def put(self, *fields: *Fields) -> RecordFuture:
         """Queue a record; see `Producer.send_threadsafe`."""
         validate_topic(fields[0])
-        size = _size(fields[1]) + _size(fields[2])
+        size = size_of(fields[1]) + size_of(fields[2])
         context = contextvars.copy_context() if self._appender.calls_user else None
         record = RecordFuture(self, fields, size, context)
-        with self._room:
-            if self._refusal is not None or not self._has_room(size):
-                self._wait_for_room(fields[0], size)
+        try:
+            if not self._accepts(record):
+                self._wait_for_room(record)
+            if self._refusal is not None and self._take_back(record):
+                raise self._refusal.copy()
+            self._wake()
+        except Exception:
+            raise
+        except BaseException:  # KeyboardInterrupt: the caller does not get the future
+            record.cancel()
+            self._is_scheduled = False  # the loop may not know about the records in the queue
+            self._wake()
+            raise
+        return record
+
+    def _accepts(self, record: RecordFuture) -> bool:
+        """Append the record to the queue if there is room."""
+        with self._lock:
+            if self._refusal is not None or not self._has_room(record.size):
+                return False
             self._records.append(record)
-            self._bytes_in += size
-            if self._is_scheduled:
-                return record
-            self._is_scheduled = True
+            self._bytes_in += record.size
+            return True
+
+    def _take_back(self, record: RecordFuture) -> bool:
+        """Remove a record that arrived when the queue had already been closed. False if the loop
+        has taken it."""
+        try:
+            self._records.remove(record)
+        except ValueError:
+            return False
+        self._bytes_in -= record.size
+        return True
+
+    def _wake(self) -> None:
+        """Make the loop take the records, unless it is about to."""
+        if self._is_scheduled and not self.loop.is_closed():
+            return
+        self._is_scheduled = True
         try:
             self.loop.call_soon_threadsafe(self._take)
         except RuntimeError:
             self._on_loop_closed()
-        return record
 
     def _has_room(self, size: int) -> bool:
         records = len(self._records) + self._parked
         used = self._bytes_in - self._bytes_out
         return records == 0 or (records < MAX_RECORDS and used + size <= MAX_BYTES)
 
-    def _wait_for_room(self, topic: str, size: int) -> None:
-        """Called with the lock, which it gives up while it waits."""
+    def _wait_for_room(self, record: RecordFuture) -> None:
+        """Append the record to the queue when there is room."""
+        topic = record.topic
         if threading.get_ident() == self.thread and self._refusal is None:
             raise BufferFull(
                 f"{topic}: the queue for records of other threads is full; the producer's event "
                 "loop cannot wait for itself, use `await producer.send(...)`"
             )
-        self._callers_waiting += 1
-        try:
-            found = self._room.wait_for(
-                lambda: self._refusal is not None or self._has_room(size), self._max_block
-            )
-        finally:
-            self._callers_waiting -= 1
+        accepted = False
+
+        def ended() -> bool:
+            nonlocal accepted
+            accepted = self._accepts(record)
+            return accepted or self._refusal is not None
+
+        with self._room:
+            self._callers_waiting += 1
+            try:
+                self._room.wait_for(ended, self._max_block)
+            finally:
+                self._callers_waiting -= 1
+        if accepted:
+            return
         if self._refusal is not None:
             raise self._refusal.copy()
-        if not found:
-            raise BufferTimeout(
-                f"{topic}: the queue for records of other threads was full for "
-                f"{self._max_block} s (max_block_ms)"
-            )
+        raise BufferTimeout(
+            f"{topic}: the queue for records of other threads was full for "
+            f"{self._max_block} s (max_block_ms)"
+        )
 
     def _on_loop_closed(self) -> None:
         """The loop was closed although the producer was not."""
         error = ProducerClosed("the event loop of the producer is closed")
-        with self._room:
-            self._refusal = error.with_(outcome=Outcome.NOT_SENT)
-            self._room.notify_all()
-        while self._records:
-            self._records.popleft().fail(self._refusal.copy())
+        self._refusal = error.with_(outcome=Outcome.NOT_SENT)
+        self._wake_callers()
+        with contextlib.suppress(IndexError):  # empty; another thread may be here too
+            while True:
+                self._records.popleft().fail(self._refusal.copy())
 
-    def check_waiting(self) -> None:
-        """Raise if waiting for a record here could not end."""
+    def after_fork(self) -> None:
+        """In the child process: another thread may have held the lock."""
+        self.forked = self._unread.forked = True
+        self.outcomes = threading.RLock()
+
+    def check_waiting(self, record: RecordFuture) -> None:
+        """Raise if waiting for the record here could not end."""
         if self.forked:
             raise ForkedProcess(
                 "the record was sent before the process forked; its outcome is known in the parent"
             )
-        if threading.get_ident() == self.thread:
+        if self.loop.is_closed():
+            self._on_loop_closed()
+            record.fail(
+                ProducerClosed(
+                    "the event loop of the producer was closed before the record had an outcome",
+                    outcome=Outcome.UNKNOWN,
+                )
+            )
+        elif threading.get_ident() == self.thread:
             raise WrongLoop(
                 "waiting for a record on the producer's event loop would block that loop: use "
                 "`await producer.send(...)`, or asyncio.wrap_future"
             )
 
-    def on_unretrieved(self, error: BaseException) -> None:
-        """A future died with an error that no caller has retrieved. May be called by the garbage
-        collector, so that it takes no lock."""
-        self._unretrieved.append(error)
-        if len(self._unretrieved) == 1 and not self.forked:
-            try:
-                self.loop.call_soon_threadsafe(self._report_unretrieved)
-            except RuntimeError:  # the loop is closed
-                self._report_unretrieved()
-
     # -- on the loop ----------------------------------------------------------------------------
-
-    def _report_unretrieved(self) -> None:
-        """Log and count the failures that no caller has retrieved, once for each partition."""
-        found: Counter[TopicPartition] = Counter()
-        first: dict[TopicPartition, KafkaError] = {}
-        while self._unretrieved:
-            error = self._unretrieved.popleft()
-            if not isinstance(error, KafkaError):
-                logger.error(
-                    "sending a record of another thread failed", exc_info=error,
-                    extra=log_fields(
-                        "records_failed", error=error, client_id=self._runtime.client_id,
-                        records=1,
-                    ),
-                )  # fmt: skip
-                continue
-            partition = -1 if error.partition is None else error.partition
-            where = TopicPartition(error.topic or "", partition)
-            found[where] += 1
-            first.setdefault(where, error)
-        for where, records in found.items():
-            self._runtime.observer.on_unretrieved_failure(where, records, first[where])
-            logger.error(
-                "%d records of other threads failed and their futures were not read, the first "
-                "one: %s", records, first[where],
-                extra=log_fields(
-                    "records_failed", topic_partition=where, error=first[where],
-                    client_id=self._runtime.client_id, records=records,
-                ),
-            )  # fmt: skip
 
     def _take(self) -> None:
         """Append the records that have arrived, a group in one go."""
@@ -250,7 +262,7 @@ class ThreadQueue:
 
     def _append(self, record: RecordFuture) -> None:
         """Append a record, or let it wait in the line of its topic."""
-        if record.fields[0] in self._lines:
+        if record.topic in self._lines:
             self._park(record, None)
             return
         has_ended, serialized = self._try_append(record)
@@ -274,8 +286,9 @@ class ThreadQueue:
                     self._appender.try_append, *record.fields, record.settle
                 )
         except BaseException as error:
-            record.fail(error)
+            self._fail(record, error)
             if not isinstance(error, Exception):
+                self._bytes_out += record.size
                 raise
             return True, None
         if isinstance(result, Delivery):
@@ -288,15 +301,28 @@ class ThreadQueue:
         if self._drain is not None:
             self._drain.follow(delivery.core)
 
-    def _make_room(self) -> None:
+    def _fail(self, record: RecordFuture, error: BaseException) -> None:
+        """A record failed before it was in a batch: an open transaction can only be aborted."""
+        outcome = Outcome.NOT_SENT
+        if isinstance(error, KafkaError):
+            outcome = error.outcome
+            self._runtime.state.gate.on_refused(error.copy(), raised=False)
+        if self._drain is not None:
+            self._drain.failed(record.topic, outcome)
+        record.fail(error)
+
+    def _wake_callers(self) -> None:
         if self._callers_waiting:
             with self._room:
                 self._room.notify_all()
+
+    def _make_room(self) -> None:
+        self._wake_callers()
         if self._idle is not None and self.is_empty and not self._idle.done():
             self._idle.set_result(None)
 
     def _park(self, record: RecordFuture, serialized: SerializedRecord | None) -> None:
-        topic = record.fields[0]
+        topic = record.topic
         line = self._lines.get(topic)
         if line is None:
             records: deque[_Waiting | asyncio.Future[None]] = deque()
@@ -315,7 +341,8 @@ class ThreadQueue:
         while records:
             waiting = records.popleft()
             if isinstance(waiting, asyncio.Future):
-                _pass(waiting)
+                if not waiting.done():
+                    waiting.set_result(None)
                 continue
             record, serialized, deadline = waiting
             try:
@@ -337,7 +364,7 @@ class ThreadQueue:
         self, record: RecordFuture, serialized: SerializedRecord | None, deadline: float
     ) -> None:
         block = max(0.0, deadline - self.loop.time())
-        link = _RecordLink(record)
+        link = RecordLink(record)
         task = self.loop.create_task(
             self._submitter.append(*record.fields, serialized, link.settle, block=block),
             context=record.context,
@@ -346,14 +373,22 @@ class ThreadQueue:
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            task.cancel()  # it reports the record to the observer
-            self._refuse(record)
+            if task.done():  # the record may be in a batch
+                self._end_waiting(record, link, task)
+            else:
+                task.cancel()  # it reports the record to the observer
+                self._refuse(record, tried=True)
             raise
+        self._end_waiting(record, link, task)
+
+    def _end_waiting(
+        self, record: RecordFuture, link: RecordLink, task: asyncio.Task[Delivery]
+    ) -> None:
         if task.cancelled():
             record.end_cancelled()
         elif (error := task.exception()) is not None:
             link.record = None
-            record.fail(error)
+            self._fail(record, error)
         else:
             self._on_appended(record, task.result())
 
@@ -366,13 +401,14 @@ class ThreadQueue:
         records = []
         for waiting in line.records:
             if isinstance(waiting, asyncio.Future):
-                _pass(waiting)
+                if not waiting.done():
+                    waiting.set_result(None)
             else:
                 records.append(waiting[0])
         self._parked -= len(records)
         self._bytes_out += sum(record.size for record in records)
         for record in records:
-            self._count_refused(record, self._refuse(record))
+            self._refuse(record)
         self._make_room()
 
     async def flush(self) -> None:
@@ -402,11 +438,11 @@ class ThreadQueue:
         The records that are still in the queue then fail. Cancellation: at once.
         """
         self._drain = drain
-        with self._room:
-            self._refusal = ProducerClosed("the producer is closed; create a new one")
-            self._room.notify_all()
+        self._refusal = ProducerClosed("the producer is closed; create a new one")
+        self._wake_callers()
         try:
             if not self.is_empty and deadline > self.loop.time():
+                self.loop.call_soon(self._take)  # a caller may have been interrupted before `_wake`
                 self._idle = self.loop.create_future()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):
@@ -416,53 +452,48 @@ class ThreadQueue:
             if ending := [line.task for line in self._lines.values()]:
                 await asyncio.wait(ending)  # so that the report has their records
 
+    def _on_failure(self, error: KafkaError) -> None:
+        """The producer has failed: nothing can be sent any more."""
+        self._reason = self._refusal = error.copy().with_(outcome=Outcome.NOT_SENT)
+        self._wake_callers()
+        self.give_up()
+
+    async def abort(self) -> None:
+        """Fail the records that are still in the queue: their transaction was aborted, and they
+        must not get into the next one."""
+        reason, self._reason = self._reason, TransactionError(_ABORTED, outcome=Outcome.NOT_SENT)
+        try:
+            self.give_up()
+            if ending := [line.task for line in self._lines.values()]:
+                await asyncio.wait(ending)
+        finally:
+            self._reason = reason
+
     def give_up(self) -> None:
         """Fail the records that are still in the queue."""
-        records = list(self._records)
-        self._records.clear()
+        records = []
+        while self._records:  # other threads may still append
+            records.append(self._records.popleft())
+        self._taken += len(records)
         self._bytes_out += sum(record.size for record in records)
         for record in records:
-            self._count_refused(record, self._refuse(record))
+            self._refuse(record)
         for line in list(self._lines.values()):
             line.task.cancel()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _refuse(self, record: RecordFuture) -> KafkaError:
-        """Fail a record that is not in a batch, because the producer is closed; the error."""
-        topic = record.fields[0]
+    def _refuse(self, record: RecordFuture, *, tried: bool = False) -> None:
+        """Fail a record. `tried`: the call that tried to append it reports it to the observer."""
         if self._drain is not None:
-            self._drain.refused(topic)
-        error = ProducerClosed(_CLOSED, outcome=Outcome.NOT_SENT).with_(topic=topic)
+            self._drain.refused(record.topic)
+        error = self._reason.copy().with_(topic=record.topic)
+        self._runtime.state.gate.on_refused(error, raised=False)
+        if not tried:
+            self._count_refused(record, error)
         record.fail(error)
-        return error
 
     def _count_refused(self, record: RecordFuture, error: KafkaError) -> None:
         """Report a record to the observer that no call has tried to append."""
-        located = error.with_(topic=record.fields[0], partition=record.fields[3])
+        located = error.with_(topic=record.topic, partition=record.fields[3])
         self._runtime.observer.on_record_refused(located)
-
-
-class _RecordLink:
-    """The `on_delivery` of a record that waits. The frames of its error have it in a variable; they
-    must not keep the record, or a failure that is not read would not be noticed."""
-
-    __slots__ = ("record",)
-
-    def __init__(self, record: RecordFuture) -> None:
-        self.record: RecordFuture | None = record
-
-    def settle(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        if self.record is not None:
-            self.record.settle(metadata, error)
-
-
-def _pass(mark: asyncio.Future[None]) -> None:
-    if not mark.done():
-        mark.set_result(None)
-
-
-def _size(data: Any) -> int:
-    if data is None:
-        return 0
-    return len(data) if isinstance(data, (bytes, bytearray, str)) else UNKNOWN_SIZE

@@ -20,6 +20,7 @@ from aiokprod.errors import (
     ConfigError,
     FatalTransactionError,
     KafkaError,
+    KafkaTimeout,
     Outcome,
     TransactionError,
 )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from types import TracebackType
 
+    from aiokprod._client.thread_queue import ThreadQueue
     from aiokprod._engine.identity.transaction_calls import TransactionCalls
     from aiokprod.observer import TransactionCall
 
@@ -46,6 +48,7 @@ class Transactions:
             producer cannot be used.
         max_block: limit in seconds for calls without a timeout.
         on_call: `Observer.on_transaction_call`.
+        queue: gives the records of other threads, None if the producer is not started.
     """
 
     def __init__(
@@ -53,10 +56,12 @@ class Transactions:
         calls: Callable[[], TransactionCalls | None],
         max_block: float,
         on_call: Callable[[TransactionCall, float, KafkaError | None], None],
+        queue: Callable[[], ThreadQueue | None],
     ) -> None:
         self._calls_of = calls
         self._max_block = max_block
         self._on_call = on_call
+        self._queue_of = queue
         self._busy: str | None = None
 
     async def initialise(self) -> None:
@@ -78,7 +83,27 @@ class Transactions:
         check_timeout(name, timeout)
         measured = self._measured("commit" if commit else "abort")
         with self._alone(name) as calls, measured as start:
-            await calls.end(commit=commit, deadline=self._deadline(timeout, start))
+            deadline = self._deadline(timeout, start)
+            queue = self._queue_of()
+            if commit and queue is not None and not queue.is_empty:
+                await self._flush(queue, deadline)
+            try:
+                await calls.end(commit=commit, deadline=deadline)
+            finally:
+                if not commit and queue is not None and not queue.is_empty:
+                    await queue.abort()
+
+    async def _flush(self, queue: ThreadQueue, deadline: float) -> None:
+        """Append the records of other threads that belong to the transaction."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await queue.flush()
+        except TimeoutError:
+            raise KafkaTimeout(
+                "commit_transaction: records of other threads still wait for metadata or memory, "
+                "so the commit was not requested; call commit_transaction again",
+                outcome=Outcome.NOT_SENT,
+            ) from None
 
     async def send_offsets(self, offsets: Any, group: Any, timeout: float | None) -> None:
         """See `Producer.send_offsets_to_transaction`."""

@@ -46,6 +46,46 @@ def test_loop_thread_runs_and_stops() -> None:
     thread.stop(HANG_S)
 
 
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_loop_thread_survives_what_user_code_raises(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, installed: bool,
+    error: type[BaseException],
+) -> None:  # fmt: skip
+    if not installed:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    thread = ThreadedLoop("loop")
+
+    def fail() -> None:
+        raise error
+
+    thread.loop.call_soon_threadsafe(fail)
+    assert thread.read(lambda: 1) == 1
+    thread.stop(HANG_S)
+    assert thread.loop.is_closed()
+    assert f"{error.__name__} was raised in the thread of the loop" in caplog.text
+
+
+def test_call_that_a_stopped_loop_did_not_begin_fails() -> None:
+    thread = ThreadedLoop("loop")
+    reached, may_end = threading.Event(), threading.Event()
+
+    def last(wait: bool) -> None:
+        reached.set()
+        may_end.wait(HANG_S)
+
+    thread._executor.shutdown = last  # type: ignore[method-assign, assignment]
+    thread.loop.call_soon_threadsafe(thread.loop.stop)
+    assert reached.wait(HANG_S)
+    coroutine = asyncio.sleep(0)
+    call = thread.start(coroutine)  # the loop does not run any more, but is not closed
+    may_end.set()
+    with pytest.raises(RuntimeError, match="Event loop is closed"):
+        call.result(HANG_S)
+    coroutine.close()
+    thread.stop(HANG_S)
+
+
 def test_late_executor_works_after_the_threads_of_executors_were_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

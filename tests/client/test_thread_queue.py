@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from aiokprod import (
+    AbortableTransactionError,
+    Blocking,
     DeliveryTimeout,
     ForkedProcess,
     KafkaError,
+    KafkaTimeout,
     MetadataTimeout,
     Outcome,
     Producer,
@@ -24,6 +27,7 @@ from aiokprod import (
     WrongLoop,
 )
 from aiokprod._client import thread_queue
+from aiokprod._client.thread_queue import ThreadQueue
 from aiokprod.testing import FakeCluster
 from tests.hang import HANG_S, until
 from tests.scenarios.scenario_helpers import runtime_of
@@ -182,6 +186,12 @@ def test_task_that_appends_waiting_records_may_be_cancelled_by_others() -> None:
     play(main)
 
 
+def queue_of(producer: Producer[Any, Any]) -> thread_queue.ThreadQueue:
+    queue = producer._lifecycle.thread_queue
+    assert queue is not None
+    return queue
+
+
 def tasks(name: str) -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task.get_name() == name]
 
@@ -306,6 +316,7 @@ def test_loop_that_was_closed_under_the_producer_refuses_records() -> None:
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0))
     runtime_of(producer).failure = None  # as if no task had noticed
+    queue_of(producer)._refusal = None
     loop.close()
     future = producer.send_threadsafe("t", b"v")
     assert isinstance(future.exception(), ProducerClosed)
@@ -358,25 +369,6 @@ def test_error_that_is_no_exception_does_not_stop_the_queue() -> None:
     play(main, value_serializer=encode)
 
 
-def test_unread_failures_that_are_no_kafka_errors_are_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
-        queue = producer._lifecycle.thread_queue
-        assert queue is not None
-        queue.on_unretrieved(ZeroDivisionError("on purpose"))
-        queue.on_unretrieved(KafkaError("no topic"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert producer.metrics()["records_unretrieved"] == 1
-
-    with caplog.at_level(logging.ERROR, "aiokprod"):
-        play(main)
-    texts = [record.getMessage() for record in caplog.records]
-    assert any("sending a record of another thread failed" in text for text in texts)
-    assert any("1 records of other threads failed" in text for text in texts)
-
-
 def test_callback_that_raises_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
     called = threading.Event()
 
@@ -392,3 +384,216 @@ def test_callback_that_raises_is_logged_and_others_run(caplog: pytest.LogCapture
     play(main)
     assert called.is_set()
     assert any("exception calling callback" in record.getMessage() for record in caplog.records)
+
+
+# -- interruptions and ends in the middle ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["_accepts", "_wake"])
+def test_signal_handler_may_close_the_producer_in_the_middle_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The interrupted call has its lock while the handler waits for the loop."""
+    cluster = FakeCluster(1)
+    producer = Blocking(
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
+    )
+    producer.warm(["t"])
+    has_room, wake = ThreadQueue._has_room, ThreadQueue._wake
+
+    def close() -> None:
+        monkeypatch.undo()
+        closing = threading.Thread(target=producer.close, daemon=True)
+        closing.start()
+        closing.join(HANG_S)
+        assert not closing.is_alive()
+
+    def interrupted(queue: ThreadQueue, size: int) -> bool:
+        close()
+        return has_room(queue, size)
+
+    def interrupted_wake(queue: ThreadQueue) -> None:
+        close()
+        wake(queue)
+
+    if place == "_accepts":
+        monkeypatch.setattr(ThreadQueue, "_has_room", interrupted)
+        with pytest.raises(ProducerClosed):
+            producer.submit("t", b"v")
+    else:
+        monkeypatch.setattr(ThreadQueue, "_wake", interrupted_wake)
+        record = producer.submit("t", b"v")
+        assert record.result(HANG_S).offset == 0  # the drain has taken it
+
+
+def test_interrupted_call_does_not_stop_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt before the loop was woken: the record is withdrawn, others are sent."""
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.send("t", b"first")
+        loop = asyncio.get_running_loop()
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        for end in (producer.flush, producer.close):
+            monkeypatch.setattr(loop, "call_soon_threadsafe", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                producer.send_threadsafe("t", b"interrupted")
+            record = producer.send_threadsafe("t", b"next")
+            await asyncio.wait_for(end(), HANG_S)
+            assert record.done()
+        assert cluster.values("t", 0) == [b"first", b"next", b"next"]
+
+    play(main)
+
+
+def test_flush_ends_if_the_queue_is_emptied_by_close() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.send("t", b"first")
+        records = [producer.send_threadsafe("t", b"v") for _ in range(1_000)]
+        flushing = asyncio.ensure_future(producer.flush())
+        await asyncio.sleep(0)
+        report = await producer.close(0)
+        with contextlib.suppress(KafkaError):
+            await asyncio.wait_for(flushing, HANG_S)
+        assert report.delivered + report.failed == 1_000
+        assert all(record.done() for record in records)
+
+    play(main)
+
+
+def test_record_that_is_appended_while_its_line_is_cancelled_is_not_reported_as_not_sent() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        record = producer.send_threadsafe("t", b"v")  # waits for metadata
+        await until(lambda: tasks("aiokprod-records-of-threads"))
+        (line,) = tasks("aiokprod-records-of-threads")
+        await until(lambda: record._appending is not None)  # type: ignore[attr-defined]
+        appending = record._appending  # type: ignore[attr-defined]
+        appending.add_done_callback(lambda _: line.cancel())
+        assert (await asyncio.wait_for(asyncio.wrap_future(record), HANG_S)).offset == 0
+        assert cluster.values("t", 0) == [b"v"]
+
+    play(main)
+
+
+def test_records_end_at_once_if_the_producer_fails_or_its_loop_is_closed() -> None:
+    outcomes: list[BaseException | None] = []
+
+    async def main() -> threading.Thread:
+        cluster = FakeCluster(1)
+        producer: Producer[Any, Any] = Producer(
+            bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(), **LONG
+        )
+        await producer.start()
+        await producer.warm(["t"])
+
+        def send() -> None:
+            records = []
+            with contextlib.suppress(KafkaError):
+                while True:
+                    records.append(producer.send_threadsafe("t", b"v"))
+            outcomes.extend(record.exception(HANG_S) for record in records)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        await asyncio.sleep(0.05)
+        # It is never closed: the loop ends under it.
+        producer._lifecycle.warn_if_unclosed = lambda producer: None  # type: ignore[method-assign]
+        return thread
+
+    thread = asyncio.run(main())
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+    assert outcomes
+    assert {type(error) for error in outcomes} <= {ProducerFailed, ProducerClosed}
+
+
+def test_wait_for_a_record_of_a_closed_loop_is_an_error() -> None:
+    loop = asyncio.new_event_loop()
+    cluster = FakeCluster(1)
+    producer: Producer[Any, Any] = Producer(
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
+    )
+    loop.run_until_complete(producer.start())
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    runtime_of(producer).failure = queue_of(producer)._refusal = None  # as if still in use
+    records = [producer.send_threadsafe("t", b"v")]  # the loop is woken and does not run any more
+    loop.close()
+    records.append(producer.send_threadsafe("t", b"v"))
+    assert all(isinstance(record.exception(), ProducerClosed) for record in records)
+    producer._lifecycle.closed = True  # it cannot be closed any more
+
+
+def test_report_of_close_has_the_records_that_fail_before_they_are_in_a_batch() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        record = producer.send_threadsafe("absent", b"v")
+        report = await producer.close()
+        assert isinstance(record.exception(), MetadataTimeout)
+        assert report.by_topic == (TopicDrain("absent", not_sent=1),)
+        assert report.failed == 1
+        assert report.complete
+
+    play(main, max_block_ms=200)
+
+
+# -- transactions -------------------------------------------------------------------------------
+
+
+def test_transaction_has_the_records_of_other_threads_and_no_others() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.warm(["t"])
+        async with producer.transaction():
+            records = [producer.send_threadsafe("t", b"1") for _ in range(600)]
+            records.append(producer.send_threadsafe("new", b"1"))
+        assert cluster.committed_values("t", 0) == [b"1"] * 600
+        assert all(record.exception() is None for record in records)
+        await producer.begin_transaction()
+        records = [producer.send_threadsafe("t", b"2") for _ in range(600)]
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("t", b"3")
+        assert cluster.committed_values("t", 0)[600:] == [b"3"]
+        assert all(isinstance(record.exception(), KafkaError) for record in records)
+
+    play(main, transactional_id="id")
+
+
+def test_transaction_that_lacks_a_record_of_another_thread_is_not_committed() -> None:
+    def encode(value: str) -> bytes:
+        if value == "wrong":
+            raise ZeroDivisionError
+        return value.encode()
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.warm(["t"])
+        await producer.begin_transaction()
+        record = producer.send_threadsafe("t", "wrong")
+        producer.send_threadsafe("t", "right")
+        with pytest.raises(AbortableTransactionError):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        assert record.exception() is not None
+        assert cluster.committed_values("t", 0) == []
+
+    play(main, transactional_id="id", value_serializer=encode)
+
+
+def test_commit_whose_records_still_wait_can_be_repeated() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        await producer.begin_transaction()
+        record = producer.send_threadsafe("absent", b"v")
+        with pytest.raises(KafkaTimeout, match="records of other threads still wait") as caught:
+            await producer.commit_transaction(0.05)
+        assert caught.value.outcome is Outcome.NOT_SENT
+        cluster.create_topic("absent", 1)
+        await producer.commit_transaction()
+        assert record.result().offset == 0
+        assert cluster.committed_values("absent", 0) == [b"v"]
+
+    play(main, transactional_id="id")

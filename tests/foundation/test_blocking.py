@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from aiokprod import (
+    AbortableTransactionError,
     Blocking,
     ConfigError,
     DeliveryTimeout,
@@ -34,6 +35,7 @@ from aiokprod import (
     WrongLoop,
 )
 from aiokprod import blocking as module
+from aiokprod._client.event_loops import ThreadedLoop
 from aiokprod.testing import FakeCluster
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.hang import HANG_S, wait_until
@@ -394,6 +396,119 @@ def test_close_wakes_callers_that_wait_for_room(
     assert report.by_topic == (TopicDrain("absent", not_sent=1),)
 
 
+def test_interrupted_close_gives_up_the_drain_and_later_calls_get_its_report(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.auto_create = False
+    producer = blocking(cluster)
+    record = producer.submit("absent", b"v")
+    with producer._lock:
+        closing = producer._begin_close(None)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other = pool.submit(producer.close)
+        wait_until(lambda: closing.running() or other.running())
+        result = closing.result
+
+        def interrupt(timeout: float | None = None) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return result(timeout)
+
+        monkeypatch.setattr(closing, "result", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            producer.close()
+        report = other.result(HANG_S)
+    assert report.by_topic == (TopicDrain("absent", not_sent=1),)
+    assert producer.close() == report
+    assert isinstance(record.exception(), ProducerClosed)
+
+
+def test_close_in_the_thread_of_the_producer_is_refused_while_it_is_being_closed(
+    cluster: FakeCluster,
+) -> None:
+    errors: list[BaseException] = []
+    producer = blocking(cluster)
+    record = producer.submit("t", b"v")
+
+    def close(_: object) -> None:
+        try:
+            producer.close()
+        except WrongLoop as error:
+            errors.append(error)
+
+    on_loop(producer, cluster.pause, 1)
+    record.add_done_callback(close)
+    with producer._lock:
+        producer._begin_close(0.2)
+    assert producer.close().failed == 1
+    assert len(errors) == 1
+
+
+def test_signal_handler_may_close_the_producer_while_it_is_being_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producer = Blocking(bootstrap_servers="localhost:1", transactional_id="id")
+    reports: list[Any] = []
+    run = ThreadedLoop.run
+
+    def interrupted(thread: ThreadedLoop, coroutine: Any, timeout: float | None = None) -> Any:
+        call = thread.start(coroutine)
+        monkeypatch.setattr(ThreadedLoop, "run", run)
+        reports.append(producer.close(0))
+        return call.result(timeout)
+
+    monkeypatch.setattr(ThreadedLoop, "run", interrupted)
+    with pytest.raises((KafkaError, concurrent.futures.CancelledError)):
+        producer.start()
+    assert reports == [producer.close()]
+    assert producer.drain_report is reports[0]
+    with pytest.raises(ProducerClosed):
+        producer.start()
+
+
+def test_serializer_that_raises_system_exit_ends_its_record_only(cluster: FakeCluster) -> None:
+    def encode(value: str) -> bytes:
+        if value == "exit":
+            raise SystemExit(3)
+        return value.encode()
+
+    with blocking(cluster, value_serializer=encode) as producer:
+        producer.send("t", "a")
+        with pytest.raises(SystemExit):
+            producer.send("t", "exit")
+        assert producer.send("t", "b").offset == 1
+
+
+def test_send_that_times_out_lets_the_transaction_only_be_aborted(cluster: FakeCluster) -> None:
+    with blocking(cluster, transactional_id="id") as producer:
+        for topic in ("t", "absent"):
+            cluster.auto_create = False
+            producer.call(lambda p: p.begin_transaction())
+            on_loop(producer, cluster.pause, 1)
+            with pytest.raises(DeliveryTimeout):
+                producer.send(topic, b"v", timeout=0.05)
+            on_loop(producer, cluster.resume, 1)
+            with pytest.raises(AbortableTransactionError):
+                producer.call(lambda p: p.commit_transaction())
+            producer.call(lambda p: p.abort_transaction())
+    assert cluster.committed_values("t", 0) == []
+
+
+def test_calls_that_close_overtakes_raise_producer_closed(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = blocking(cluster)
+    thread = producer.start()._thread
+    assert thread is not None
+    producer.close()
+    monkeypatch.setattr(producer, "_running", lambda: thread)
+    with pytest.raises(ProducerClosed):
+        producer.flush()
+    with pytest.raises(ProducerClosed):
+        producer.warm(["t"])
+    assert producer.health().state == "closed"
+
+
 def test_end_of_with_keeps_close_timeout_ms(cluster: FakeCluster) -> None:
     with blocking(cluster, close_timeout_ms=200) as producer:
         producer.send("t", b"v")
@@ -596,6 +711,30 @@ def test_record_of_the_parent_and_a_transactional_producer_are_refused_in_the_ch
         assert producer.health().state == "running"
         plain.flush()
         assert record.result().offset == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_fork_while_the_producer_is_started_or_closed_by_another_thread(
+    cluster: FakeCluster,
+) -> None:
+    cluster.auto_create = False
+    closing, starting = blocking(cluster), blocking(cluster)
+    closing.submit("absent", b"v")
+    starting._producer = closing._producer  # its runtime belongs to the parent
+    thread = threading.Thread(target=closing.close)
+    thread.start()
+    wait_until(lambda: closing._closing is not None)
+
+    def child() -> None:
+        assert closing.close().complete  # does not wait for the thread of the parent
+        assert starting.start().health().state == "running"
+
+    assert in_child(child) == 0
+    on_loop_of = closing._thread
+    assert on_loop_of is not None
+    on_loop_of.loop.call_soon_threadsafe(closing._producer._lifecycle.thread_queue.give_up)  # type: ignore[union-attr]
+    thread.join(HANG_S)
+    assert not thread.is_alive()
 
 
 def test_module_keeps_no_object_that_was_closed(cluster: FakeCluster) -> None:

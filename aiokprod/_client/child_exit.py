@@ -1,0 +1,26 @@
+"""Functions at the end of child processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_registered: set[tuple[int, str, Callable[[], object]]] = set()
+
+
+def at_exit_of_child_processes(function: Callable[[], object]) -> None:
+    """Call the function at the end of this process, once however often it is registered.
+
+    Processes of `multiprocessing`, and of billiard (Celery), end without `atexit` functions. Does
+    nothing if neither is imported.
+    """
+    for name in ("multiprocessing.util", "billiard.util"):
+        util: Any = sys.modules.get(name)
+        entry = (os.getpid(), name, function)
+        if util is not None and entry not in _registered:
+            _registered.add(entry)
+            util.Finalize(None, function, exitpriority=100)

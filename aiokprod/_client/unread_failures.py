@@ -1,0 +1,71 @@
+"""Failures of records of other threads whose futures were never read: logged and counted."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from aiokprod._log_fields import log_fields
+from aiokprod.errors import KafkaError
+from aiokprod.records import TopicPartition
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiokprod.observer import Observer
+
+logger = logging.getLogger(__name__)
+
+
+class UnreadFailures:
+    """Reports them on the loop, those that arrive together once for each partition.
+
+    Attributes:
+        forked: this process is a child of that of the loop, which is not woken then.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, observer: Observer, client_id: str) -> None:
+        self.forked = False
+        self._loop = loop
+        self._observer = observer
+        self._client_id = client_id
+        self._errors: deque[BaseException] = deque()
+
+    def add(self, error: BaseException) -> None:
+        """A future died with an error that no caller has retrieved. May be called by the garbage
+        collector, so that it takes no lock."""
+        self._errors.append(error)
+        if len(self._errors) == 1 and not self.forked:
+            try:
+                self._loop.call_soon_threadsafe(self._report)
+            except RuntimeError:  # the loop is closed
+                self._report()
+
+    def _report(self) -> None:
+        found: Counter[TopicPartition] = Counter()
+        first: dict[TopicPartition, KafkaError] = {}
+        while self._errors:
+            error = self._errors.popleft()
+            if not isinstance(error, KafkaError):
+                logger.error(
+                    "sending a record of another thread failed", exc_info=error,
+                    extra=log_fields(
+                        "records_failed", error=error, client_id=self._client_id, records=1,
+                    ),
+                )  # fmt: skip
+                continue
+            partition = -1 if error.partition is None else error.partition
+            where = TopicPartition(error.topic or "", partition)
+            found[where] += 1
+            first.setdefault(where, error)
+        for where, records in found.items():
+            self._observer.on_unretrieved_failure(where, records, first[where])
+            logger.error(
+                "%d records of other threads failed and their futures were not read, the first "
+                "one: %s", records, first[where],
+                extra=log_fields(
+                    "records_failed", topic_partition=where, error=first[where],
+                    client_id=self._client_id, records=records,
+                ),
+            )  # fmt: skip

@@ -1,0 +1,104 @@
+"""`RecordFuture`: the states that the functions of `concurrent.futures` see."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+
+from aiokprod import RecordMetadata
+from aiokprod._client.record_future import RecordFuture, size_of
+from tests.hang import HANG_S
+
+METADATA = RecordMetadata("t", 0, 0, 0)
+
+
+class Queue:
+    """The part of `ThreadQueue` that a future needs; `hold` delays the outcome of a record where
+    the lock of all records is released."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.outcomes: contextlib.AbstractContextManager[Any, Any] = threading.RLock()
+        self.unread: list[BaseException] = []
+
+    def check_waiting(self, record: RecordFuture) -> None:
+        pass
+
+    def on_unretrieved(self, error: BaseException) -> None:
+        self.unread.append(error)
+
+
+@pytest.fixture
+def queue() -> Any:
+    made = Queue()
+    yield made
+    made.loop.close()
+
+
+def record_of(queue: Queue) -> RecordFuture:
+    return RecordFuture(queue, ("t", b"value", b"key", None, None, None), 8, None)
+
+
+class Gate:
+    """A lock that calls `left` whenever it was released."""
+
+    def __init__(self, left: Any) -> None:
+        self.lock = threading.RLock()
+        self.left = left
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+        self.left()
+
+
+def test_wait_sees_no_outcome_twice(queue: Queue) -> None:
+    """A call of `wait` between the change of the state and the notification would count that
+    record once more, and end before the others."""
+    records = [record_of(queue) for _ in range(2)]
+    assert not concurrent.futures.wait(records, 0).done  # from now on they have conditions
+    found: list[Any] = []
+    waiting: list[threading.Thread] = []
+
+    def wait() -> None:
+        found.append(concurrent.futures.wait(records, HANG_S))
+
+    def left() -> None:
+        if threading.current_thread() is threading.main_thread() and not waiting:
+            waiting.append(threading.Thread(target=wait))
+            waiting[0].start()
+            waiting[0].join(0.1)  # long enough to add its waiters, unless it is kept out
+
+    queue.outcomes = Gate(left)
+    records[0].settle(METADATA, None)
+    waiting[0].join(0.1)
+    assert waiting[0].is_alive()  # the other record has no outcome
+    records[1].settle(METADATA, None)
+    waiting[0].join(HANG_S)
+    assert not found[0].not_done
+    assert [record.result() for record in records] == [METADATA] * 2
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+def test_future_does_not_keep_key_and_value(queue: Queue, error: Any) -> None:
+    record = record_of(queue)
+    assert record.fields[1] == b"value"
+    if error is None:
+        record.appended(None)  # type: ignore[arg-type]
+    else:
+        record.fail(error)
+        assert record.exception() is error
+    assert record.fields == (None,) * 6
+    assert record.topic == "t"
+
+
+def test_size_of_what_is_not_serialized_is_assumed() -> None:
+    given: list[object] = [None, b"12", "123", bytearray(4), {}]
+    assert [size_of(data) for data in given] == [0, 2, 3, 4, 256]
