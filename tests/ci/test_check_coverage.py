@@ -28,12 +28,12 @@ def entry(lines: int, branches: int) -> dict[str, Any]:
     ("lines", "branches", "status"), [(95, 90, 0), (94, 100, 1), (100, 89, 1), (100, 100, 0)]
 )
 def test_coverage_below_a_threshold_fails(lines: int, branches: int, status: int) -> None:
-    assert coverage.check({"a.py": entry(lines, branches)}, ["a.py"]) == status
+    assert coverage.check({"a.py": entry(lines, branches)}, ["a.py"], {}) == status
 
 
 def test_module_that_was_not_measured_fails() -> None:
-    assert coverage.check({"a.py": entry(100, 100)}, ["a.py", "b.py"]) == 1
-    assert coverage.check({}, []) == 1
+    assert coverage.check({"a.py": entry(100, 100)}, ["a.py", "b.py"], {}) == 1
+    assert coverage.check({}, [], {}) == 1
 
 
 def test_exception_holds_for_its_module_only_and_must_have_one(
