@@ -721,6 +721,36 @@ async def test_killed_leader_is_replaced_and_comes_back(cluster: FakeCluster) ->
 
 
 @scenario
+async def test_without_a_leader_no_replica_becomes_in_sync(cluster: FakeCluster) -> None:
+    partition = cluster.topics["t"].partitions[0]
+    for broker_id in (1, 3, 2):
+        cluster.kill(broker_id)
+        await asyncio.sleep(0.2)
+    assert (partition.leader, partition.isr) == (None, (2,))
+    cluster.start(1)
+    cluster.start(3)
+    await asyncio.sleep(0.2)
+    cluster.kill(3)  # neither its death nor its return changes that
+    await asyncio.sleep(0.2)
+    cluster.start(3)
+    assert (partition.leader, partition.isr) == (None, (2,))
+    cluster.start(2)
+    assert (partition.leader, partition.isr) == (2, (1, 2, 3))
+
+
+@scenario
+async def test_a_dead_leader_lets_no_replica_become_in_sync(cluster: FakeCluster) -> None:
+    partition = cluster.topics["t"].partitions[0]
+    cluster.kill(2)
+    await asyncio.sleep(0.2)
+    cluster.kill(1)
+    cluster.start(2)  # the controller has not noticed the death of the leader yet
+    assert (partition.leader, partition.isr) == (1, (1, 3))
+    await asyncio.sleep(0.2)
+    assert (partition.leader, partition.isr) == (3, (2, 3))
+
+
+@scenario
 async def test_last_replica_keeps_its_records_through_death(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a"))

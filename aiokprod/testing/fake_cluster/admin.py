@@ -258,14 +258,23 @@ class FakeClusterAdmin:
         broker.thaw()
 
     def _rejoin(self, broker_id: int) -> None:
-        """Register a restarted broker: it leads partitions without a leader, replicates others."""
+        """Register a restarted broker: it leads partitions without a leader if it is in sync with
+        their last one, replicates others."""
         for partition in self._partitions():
-            if broker_id not in partition.replicas:
-                continue
             if partition.leader is None and broker_id in partition.isr:
                 partition.elect(broker_id)
                 partition.log.high_watermark = partition.log.end_offset
-            grow_isr(partition, self._registered_ids())
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Let live replicas join the in-sync sets. Only a living leader adds them: without one the
+        set remains, so that it contains no replica that misses records, and a member of it that
+        returns is elected. Source: KIP-497; Java `Partition.maybeExpandIsr`."""
+        living = [broker.broker_id for broker in self.brokers.values()
+                  if broker.is_registered and broker.is_up]  # fmt: skip
+        for partition in self._partitions():
+            if partition.leader in living:
+                grow_isr(partition, living)
 
     def _bring_up(self, broker: FakeBroker) -> None:
         broker.is_up = broker.is_registered = True
@@ -298,6 +307,7 @@ class FakeClusterAdmin:
                 partition.elect(electable[0] if electable else None)
                 if electable:
                     partition.log.high_watermark = partition.log.end_offset
+        self._catch_up()
 
     def _registered_ids(self) -> list[int]:
         return [broker.broker_id for broker in self.brokers.values() if broker.is_registered]
