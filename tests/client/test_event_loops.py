@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures.thread
 import sys
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,3 +99,18 @@ def test_late_executor_works_after_the_threads_of_executors_were_ended(
     executor.shutdown()
     with pytest.raises(RuntimeError):
         executor.submit(threading.get_ident)
+
+
+def test_call_that_a_closing_loop_does_not_begin_ends() -> None:
+    thread = ThreadedLoop("loop")
+    thread.run(asyncio.sleep(0))
+    thread.stop(HANG_S)
+    kept: list[object] = []  # a loop that is closed right after it has taken the call
+    loop: Any = SimpleNamespace(
+        call_soon_threadsafe=lambda *call, **context: kept.append(call), is_closed=lambda: True
+    )
+    thread.loop = loop
+    coroutine = asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="closed"):
+        thread.start(coroutine).result(HANG_S)
+    coroutine.close()

@@ -102,3 +102,39 @@ def test_future_does_not_keep_key_and_value(queue: Queue, error: Any) -> None:
 def test_size_of_what_is_not_serialized_is_assumed() -> None:
     given: list[object] = [None, b"12", "123", bytearray(4), {}]
     assert [size_of(data) for data in given] == [0, 2, 3, 4, 256]
+
+
+def test_wait_is_told_of_a_failed_record(queue: Queue) -> None:
+    record, error = record_of(queue), ZeroDivisionError()
+    assert not concurrent.futures.wait([record], 0).done
+    found: list[Any] = []
+
+    def wait() -> None:
+        found.append(concurrent.futures.wait([record], HANG_S, concurrent.futures.FIRST_EXCEPTION))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not record._waiters:
+        waiting.join(0.001)
+    record.settle(None, error)
+    waiting.join(HANG_S)
+    assert found[0].done == {record}
+    assert record.exception() is error
+
+
+class Cancellable:
+    """A task or a handle, of which only the cancellation counts."""
+
+    def __init__(self) -> None:
+        self.cancellations = 0
+
+    def cancel(self) -> None:
+        self.cancellations += 1
+
+
+def test_record_cancelled_on_its_way_is_withdrawn_where_it_arrives(queue: Queue) -> None:
+    record, appending, delivery = record_of(queue), Cancellable(), Cancellable()
+    assert record.cancel()
+    record.waits(appending)  # type: ignore[arg-type]
+    record.appended(delivery)  # type: ignore[arg-type]
+    assert (appending.cancellations, delivery.cancellations) == (1, 1)

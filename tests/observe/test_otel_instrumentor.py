@@ -106,3 +106,14 @@ def test_instrumentation_of_aiokafka_reads_the_headers(tracer: CountingTracer) -
         assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-00", record.headers[1][1] or b"")
 
     with_producer(body)
+
+
+def test_plugins_of_a_wrong_type_are_refused_by_the_producer(tracer: CountingTracer) -> None:
+    with pytest.raises(ConfigError, match="plugins"):
+        Producer(bootstrap_servers="b:1", plugins=5)  # type: ignore[arg-type]
+
+
+def test_what_is_not_instrumented_is_left_as_it_is() -> None:
+    original = Producer.__init__
+    AiokprodInstrumentor()._uninstrument()
+    assert Producer.__init__ is original
