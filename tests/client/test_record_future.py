@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod import RecordMetadata
+from aiokprod import KafkaError, RecordMetadata
 from aiokprod._client.record_future import RecordFuture, size_of
 from tests.hang import HANG_S
 
@@ -105,7 +105,7 @@ def test_size_of_what_is_not_serialized_is_assumed() -> None:
 
 
 def test_wait_is_told_of_a_failed_record(queue: Queue) -> None:
-    record, error = record_of(queue), ZeroDivisionError()
+    record, error = record_of(queue), KafkaError("refused")
     assert not concurrent.futures.wait([record], 0).done
     found: list[Any] = []
 
