@@ -249,18 +249,17 @@ def _begins(call: Called) -> bool:
     return call.name == "begin" and not call.fresh
 
 
-@row("java-fetches-metadata-earlier", follows=True)
-def _java_has_its_metadata(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Brokers cease to offer Metadata: Java asked when it was created, before that."""
+@row("java-keeps-api-versions", follows=True)
+def _java_keeps_the_versions(finding: Finding, evidence: dict[str, Evidence]) -> bool:
+    """A response to ApiVersions names no API: Java keeps it while the connection lives, ours asks
+    again on a new connection."""
     return (
-        finding.kind in ("record-failed", "dead")
+        finding.kind == "alive"
         and any(
-            isinstance(fault, Odd)
-            and (fault.what, fault.value, fault.times) == ("without-api", METADATA, None)
+            isinstance(fault, Odd) and fault.what == "no-api-keys"
             for fault in _script(evidence).faults
         )
-        and not evidence[OURS].requests[METADATA]
-        and evidence[JAVA].requests[METADATA] > 0
+        and evidence[OURS].requests[API_VERSIONS] > evidence[JAVA].requests[API_VERSIONS]
     )
 
 
@@ -297,8 +296,18 @@ def _java_waits(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 @row("java-repeats-until-timeout", follows=True)
 def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     """Responses after which Java repeats the request until its deadline, and which ours reads or
-    works around."""
-    java = finding.java
+    works around, or to which ours fails the record with outcome UNKNOWN at once, because the broker
+    has lost the producer's state."""
+    java, ours = finding.java, finding.ours
+    if finding.kind == "record-error":
+        return (
+            java is not None
+            and ours is not None
+            and java.label == TIMEOUT
+            and ours.label == "code 45"
+            and ours.outcome == "unknown"
+            and bool(deeds(_script(evidence)) & FORGETFUL)
+        )
     return (
         finding.kind in ("record-acked", "call-ok")
         and java is not None

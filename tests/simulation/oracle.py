@@ -507,7 +507,8 @@ class Judge:
             return False
         if None not in (attempt.partition, other.partition) and other.where != attempt.where:
             return False
-        left_early = other.limit_s is not None or self._is_cancelled(other)
+        # An exception of a signal handler may end the call after the append.
+        left_early = other.limit_s is not None or self._is_cancelled(other) or other.is_struck
         told_later = attempt.group or other.group  # when the whole call ends
         together = abs(other.settled_at - attempt.settled_at) < 0.002
         return bool(left_early or told_later or together or self._were_divided(attempt, other))
