@@ -1,0 +1,130 @@
+"""The parts of aiokafka's client and cluster that applications and instrumentation read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+from aiokprod.cluster import ClusterSnapshot
+from aiokprod.partitioners import key_partition
+from aiokprod.records import TopicPartition
+
+Snapshot = Callable[[], ClusterSnapshot]
+TheirPartitioner = Callable[[bytes | None, list[int], list[int]], int]
+
+
+class BrokerMetadata(NamedTuple):
+    """A broker, as aiokafka's `BrokerMetadata`."""
+
+    nodeId: int
+    host: str
+    port: int
+    rack: str | None
+
+
+class ClusterMetadataView:
+    """aiokafka's `ClusterMetadata`, as far as it is read: always the current metadata."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def brokers(self) -> set[BrokerMetadata]:
+        """All brokers of the last Metadata response."""
+        nodes = self._snapshot().nodes.values()
+        return {BrokerMetadata(n.id, n.host, n.port, n.rack) for n in nodes if n.id >= 0}
+
+    def broker_metadata(self, broker_id: int) -> BrokerMetadata | None:
+        """The broker with this id, or None."""
+        node = self._snapshot().nodes.get(broker_id)
+        return None if node is None else BrokerMetadata(node.id, node.host, node.port, node.rack)
+
+    def topics(self, exclude_internal_topics: bool = True) -> set[str]:
+        """Names of the topics that this producer has metadata of."""
+        topics = self._snapshot().topics
+        return {n for n, t in topics.items() if not (exclude_internal_topics and t.internal)}
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Numbers of the topic's partitions; None if its metadata is not known."""
+        found = self._snapshot().topics.get(topic)
+        return None if found is None else set(range(len(found.partitions)))
+
+    def available_partitions_for_topic(self, topic: str) -> set[int] | None:
+        """As `partitions_for_topic`, of partitions with a leader."""
+        found = self._snapshot().topics.get(topic)
+        return None if found is None else set(found.available)
+
+    def leader_for_partition(self, partition: TopicPartition) -> int | None:
+        """Broker id of the leader; -1 if there is none, None if the partition is not known."""
+        found = self._snapshot().topics.get(partition.topic)
+        if found is None or not 0 <= partition.partition < len(found.partitions):
+            return None
+        leader = found.partitions[partition.partition].leader
+        return -1 if leader is None else leader
+
+
+class ClientView:
+    """What instrumentation packages read from `AIOKafkaProducer.client`."""
+
+    def __init__(
+        self,
+        servers: str | list[str],
+        client_id: str,
+        cluster: ClusterMetadataView,
+        wait_on_metadata: Callable[[str], Any],
+    ) -> None:
+        self._bootstrap_servers = servers
+        self._client_id = client_id
+        self.cluster = cluster
+        self._wait_on_metadata = wait_on_metadata
+        self._topics: set[str] = set()
+
+    def add_topic(self, topic: str) -> None:
+        """Have `force_metadata_update` fetch the metadata of this topic too."""
+        self._topics.add(topic)
+
+    async def force_metadata_update(self) -> bool:
+        """Fetch the metadata; True if all topics of `add_topic` are known now."""
+        for topic in self._topics:
+            await self._wait_on_metadata(topic)
+        return True
+
+    @property
+    def hosts(self) -> str | list[str]:
+        """The bootstrap servers as they were given."""
+        return self._bootstrap_servers
+
+
+class KeyPartitioner:
+    """A partitioner of aiokafka: `f(key_bytes, all_partitions, available_partitions)`."""
+
+    def __init__(self, function: TheirPartitioner) -> None:
+        self._function = function
+
+    def partition(
+        self,
+        topic: str,
+        key: Any,
+        key_bytes: bytes | None,
+        value: Any,
+        value_bytes: bytes | None,
+        cluster: ClusterSnapshot,
+    ) -> int:
+        """Call the function with lists of the topic's partitions."""
+        return self.of(topic, key_bytes, cluster.topics)
+
+    def of(self, topic: str, key_bytes: bytes | None, topics: Mapping[str, Any]) -> int:
+        """As `partition`."""
+        found = topics[topic]
+        return self._function(key_bytes, list(range(len(found.partitions))), list(found.available))
+
+
+def murmur2_or_random(rng: Random) -> TheirPartitioner:
+    """aiokafka's default partitioner: by the key, else any partition with a leader."""
+
+    def choose(key_bytes: bytes | None, partitions: list[int], available: list[int]) -> int:
+        if key_bytes is None:
+            return rng.choice(available or partitions)
+        return key_partition(key_bytes, len(partitions))
+
+    return choose

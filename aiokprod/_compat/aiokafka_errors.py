@@ -1,0 +1,139 @@
+"""aiokprod's errors as errors of aiokafka.
+
+An error that leaves a compatible producer is an instance of aiokprod's class and, where aiokafka is
+installed, of the class that aiokafka raises in this situation, so that `except` clauses of both
+kinds apply. Its attributes (`outcome`, `code`, …) are those of the original.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiokprod.errors import (
+    AbortableTransactionError,
+    AuthenticationError,
+    AuthorizationError,
+    BrokerError,
+    BufferFull,
+    BufferTimeout,
+    Code,
+    ConfigError,
+    DecodeError,
+    DeliveryTimeout,
+    FatalTransactionError,
+    InvalidTopic,
+    KafkaError,
+    KafkaTimeout,
+    MetadataTimeout,
+    NetworkError,
+    ProducerClosed,
+    ProducerFailed,
+    ProducerFenced,
+    RecordTooLarge,
+    RequestTimedOut,
+    SerializationError,
+    TransactionError,
+    UnknownTopic,
+    UnsupportedVersion,
+)
+
+try:
+    import aiokafka.errors as theirs
+except ImportError:  # pragma: no cover
+    theirs = None
+
+CLASSES: Final[dict[type[KafkaError], str]] = {
+    MetadataTimeout: "UnknownTopicOrPartitionError",
+    BufferTimeout: "KafkaTimeoutError",
+    BufferFull: "KafkaTimeoutError",
+    DeliveryTimeout: "KafkaTimeoutError",
+    KafkaTimeout: "KafkaTimeoutError",
+    RequestTimedOut: "RequestTimedOutError",
+    NetworkError: "KafkaConnectionError",
+    RecordTooLarge: "MessageSizeTooLargeError",
+    AuthenticationError: "AuthenticationFailedError",
+    AuthorizationError: "TopicAuthorizationFailedError",
+    UnknownTopic: "UnknownTopicOrPartitionError",
+    InvalidTopic: "InvalidTopicError",
+    UnsupportedVersion: "UnsupportedVersionError",
+    DecodeError: "KafkaProtocolError",
+    ProducerFenced: "ProducerFenced",
+    ProducerClosed: "ProducerClosed",
+    ProducerFailed: "KafkaError",
+    BrokerError: "BrokerResponseError",
+    AbortableTransactionError: "KafkaError",
+    FatalTransactionError: "KafkaError",
+    TransactionError: "IllegalOperation",
+    KafkaError: "KafkaError",
+}
+"""aiokafka's class for errors without an error code of the broker; the first row that fits.
+
+`SerializationError` is a `TypeError`, as aiokafka raises for a key or value that is not bytes.
+"""
+
+_BY_CODE: Final = (BrokerError, TransactionError)
+"""Classes for which the error code decides, as `aiokafka.errors.for_code` has a class for each."""
+
+
+def their_class(error: KafkaError) -> type[Exception] | None:
+    """The class that aiokafka raises in the situation of `error`; None if it has none, or if
+    aiokafka is not installed."""
+    if isinstance(error, SerializationError):
+        return TypeError
+    if theirs is None:
+        return None
+    code = error.code
+    if code is not None and code.number == Code.INVALID_PRODUCER_EPOCH:
+        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka does not tell these two apart
+        return fenced
+    if code is not None and isinstance(error, _BY_CODE) and not isinstance(error, ProducerFenced):
+        coded: type[Exception] = theirs.for_code(code.number)
+        if coded is not theirs.UnknownError or code.number == -1:
+            return coded
+    if isinstance(error, ConfigError):
+        return None  # a ValueError, as aiokafka's
+    for ours, name in CLASSES.items():
+        if isinstance(error, ours):
+            found: type[Exception] = getattr(theirs, name)
+            return found
+    return None
+
+
+def _rebuild(ours: type[KafkaError], other: type[Exception], args: tuple[Any, ...]) -> KafkaError:
+    cls = _class_of_both(ours, other)
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
+
+def _reduce(error: KafkaError) -> tuple[Any, ...]:
+    """`__reduce__` of the joined classes, which pickle cannot find by their names."""
+    ours, other = type(error).__bases__
+    _, (_, args), state = KafkaError.__reduce__(error)
+    return _rebuild, (ours, other, args), state
+
+
+_joined: Final[dict[tuple[type[KafkaError], type[Exception]], type[KafkaError]]] = {}
+
+
+def _class_of_both(ours: type[KafkaError], other: type[Exception]) -> type[KafkaError]:
+    found = _joined.get((ours, other))
+    if found is None:
+        attributes = {"__module__": "aiokprod.compat.aiokafka", "__reduce__": _reduce}
+        found = _joined[ours, other] = type(other.__name__, (ours, other), attributes)
+    return found
+
+
+def as_theirs(error: KafkaError) -> KafkaError:
+    """An equal error that is also an instance of aiokafka's class. `error` itself if it is one
+    already, or if aiokafka has no such class."""
+    other = their_class(error)
+    if other is None or isinstance(error, other):
+        return error
+    cls = _class_of_both(type(error), other)
+    fresh = cls.__new__(cls)
+    fresh.args = error.args
+    fresh.__dict__.update(error.__dict__)
+    fresh.__cause__ = error.__cause__
+    fresh.__suppress_context__ = True
+    return fresh

@@ -1,0 +1,68 @@
+"""Waits for the first metadata, and ends the wait when no bootstrap server can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiokprod.cluster import ClusterSnapshot
+from aiokprod.errors import KafkaError
+from aiokprod.observer import Observer
+
+
+class BootstrapWatch(Observer):
+    """Keeps the newest metadata.
+
+    Args:
+        servers: number of bootstrap servers.
+
+    Attributes:
+        snapshot: the newest metadata; without topics and brokers before the first response.
+    """
+
+    def __init__(self, servers: int) -> None:
+        self._servers = servers
+        self._failed: dict[int, KafkaError] = {}
+        self._changed: asyncio.Event | None = None
+        self._has_metadata = False
+        self.snapshot = ClusterSnapshot()
+
+    def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
+        """Count a bootstrap server that could not be reached; their ids are negative."""
+        if node_id < 0 and error is not None and not self._has_metadata:
+            self._failed[node_id] = error
+            self._notify()
+
+    def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
+        """Keep the snapshot."""
+        self.snapshot = snapshot
+        if any(node >= 0 for node in snapshot.nodes):
+            self._has_metadata = True
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    async def wait(self, timeout: float) -> KafkaError | None:
+        """Wait until there is metadata (None), or every bootstrap server has failed once.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            The error of the last server that failed.
+
+        Raises:
+            TimeoutError: neither happened in time.
+        """
+        self._changed = asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._has_metadata:
+                    if len(self._failed) >= self._servers:
+                        return next(reversed(self._failed.values()))
+                    await self._changed.wait()
+                    self._changed.clear()
+        finally:
+            self._changed = None
+        return None

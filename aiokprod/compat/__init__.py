@@ -1,0 +1,1 @@
+"""Classes with the interfaces of other clients, which send through `aiokprod.Producer`."""

@@ -1,0 +1,183 @@
+"""`use_aiokprod`: a FastStream Kafka broker that publishes through aiokprod.
+
+::
+
+    from faststream.kafka import KafkaBroker
+    from aiokprod.compat.faststream import use_aiokprod
+
+    broker = use_aiokprod(KafkaBroker("localhost:9092"))
+
+Subscribers keep aiokafka's consumer. Needs FastStream 0.7 or newer (extra `faststream`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from aiokprod._client.bulk_result import BulkResult
+from aiokprod._compat.aiokafka_errors import as_theirs
+from aiokprod.compat.aiokafka import AIOKafkaProducer, RecordMetadata, TopicPartition
+from aiokprod.errors import ConfigError, KafkaError
+from aiokprod.records import ProducerRecord
+
+try:
+    from faststream._internal.parser import BatchCodecProto, DefaultCodec
+    from faststream.kafka import KafkaBroker
+    from faststream.kafka.configs import KafkaBrokerConfig
+    from faststream.kafka.publisher.producer import AioKafkaFastProducerImpl
+except ImportError as missing:  # pragma: no cover
+    raise ImportError(
+        "aiokprod.compat.faststream needs FastStream 0.7 or newer with its Kafka extra: "
+        "pip install 'aiokprod[faststream]'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from faststream.kafka.response import KafkaPublishCommand
+
+__all__ = ["BatchMetadata", "use_aiokprod"]
+
+B = TypeVar("B", bound=KafkaBroker)
+
+_DEFAULTS: Final = {
+    name: parameter.default
+    for name, parameter in inspect.signature(KafkaBroker.__init__).parameters.items()
+}
+"""What FastStream passes to aiokafka for arguments that the application did not give."""
+
+
+class BatchMetadata(RecordMetadata):  # type: ignore[misc]
+    """The result of `publish_batch`: the place of its first record.
+
+    Attributes:
+        results: outcome of every record by its position, a `BulkResult`.
+    """
+
+    results: BulkResult
+
+
+class AiokprodFastProducer(AioKafkaFastProducerImpl):
+    """FastStream's producer, on `AIOKafkaProducer` of aiokprod."""
+
+    async def publish_batch(self, cmd: KafkaPublishCommand) -> Any:
+        """Send any number of messages, each to the partition of its key.
+
+        Returns:
+            `BatchMetadata`, or a task with it if `no_confirm` is set.
+
+        Raises:
+            KafkaError: a message failed. `results` of the error has the outcome of every message.
+        """
+        headers = cmd.headers_to_publish()
+        if isinstance(self.codec, BatchCodecProto):
+            encoded = await self.codec.encode_batch(cmd.batch_bodies, self.serializer)
+        else:
+            encoded = [await self.codec.encode(body, self.serializer) for body in cmd.batch_bodies]
+        shared = [(name, value.encode()) for name, value in headers.items()]
+        records = [
+            ProducerRecord(
+                cmd.destination,
+                message,
+                key=cmd.key_for(position),
+                partition=cmd.partition,
+                timestamp_ms=cmd.timestamp_ms,
+                headers=[("content-type", content_type.encode()), *shared]
+                if content_type and "content-type" not in headers
+                else shared,
+            )
+            for position, (message, content_type) in enumerate(encoded)
+        ]
+        sending = _send(self._producer.producer, records)
+        return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
+
+
+async def _send(
+    producer: AIOKafkaProducer, records: list[ProducerRecord[bytes, bytes]]
+) -> BatchMetadata:
+    try:
+        results = await producer.producer.send_many(records)
+        results.raise_for_errors()
+    except KafkaError as error:
+        theirs = as_theirs(error)
+        if "results" in locals():
+            theirs.results = results  # type: ignore[attr-defined]
+        raise theirs from error.__cause__
+    topic, partition = records[0].topic, results.partitions[0]
+    offset = results.offsets[0]
+    metadata = BatchMetadata(
+        topic,
+        partition,
+        TopicPartition(topic, partition),
+        offset,
+        records[0].timestamp_ms,
+        0,
+        None,
+    )
+    metadata.results = results
+    return metadata
+
+
+class AiokprodBrokerConfig(KafkaBrokerConfig):
+    """FastStream's configuration, which creates the producer when the broker connects."""
+
+    aiokprod_settings: dict[str, Any]
+
+    async def connect(self, **connection_kwargs: Any) -> None:
+        """Start the producer, then the admin client and the builder of consumers."""
+        if not self.consumer_only:
+            given = {
+                name: value
+                for name, value in connection_kwargs.items()
+                if name not in _DEFAULTS or value is not _DEFAULTS[name]
+            }
+            given.pop("loop", None)
+            producer = AIOKafkaProducer(**{**given, **self.aiokprod_settings})
+            await self.producer.connect(
+                producer,
+                serializer=self.fd_config._serializer,
+                codec=self.broker_codec or DefaultCodec(),
+            )
+            try:
+                await self.admin.connect(**connection_kwargs)
+            except BaseException:
+                await self.producer.disconnect()
+                raise
+        consumer_only = self.consumer_only
+        self.consumer_only = True  # what is left is the builder of consumers
+        try:
+            await super().connect(**connection_kwargs)
+        finally:
+            self.consumer_only = consumer_only
+
+
+def use_aiokprod(broker: B, **settings: Any) -> B:
+    """Let `broker` publish through aiokprod. Call it before the broker is started.
+
+    Args:
+        broker: a `faststream.kafka.KafkaBroker`.
+        settings: arguments of `aiokprod.compat.aiokafka.AIOKafkaProducer`; they take precedence
+            over those of the broker. FastStream's own defaults count as not given.
+
+    Returns:
+        The same broker.
+
+    `publish` works as before. `publish_batch` sends any number of messages, each to the partition
+    of its key, and does not raise BatchBufferOverflowException.
+
+    Raises:
+        ConfigError: it is another broker, or it is connected already.
+    """
+    if not isinstance(broker, KafkaBroker):
+        raise ConfigError(
+            f"use_aiokprod: pass a faststream.kafka.KafkaBroker, not {type(broker).__name__}"
+        )
+    config = broker.config.broker_config
+    if config.producer:
+        raise ConfigError("use_aiokprod: the broker is connected; call it before broker.start()")
+    producer = AiokprodFastProducer(config.broker_parser, config.broker_decoder)
+    config.producer = producer
+    config.__class__ = AiokprodBrokerConfig
+    assert isinstance(config, AiokprodBrokerConfig)
+    config.aiokprod_settings = settings
+    return broker

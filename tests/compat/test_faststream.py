@@ -1,0 +1,168 @@
+"""A FastStream broker that publishes through aiokprod, against FakeCluster over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiokafka.structs import RecordMetadata
+from faststream.kafka import KafkaBroker
+
+import aiokprod.compat.faststream as compat
+from aiokprod.compat.aiokafka import AIOKafkaProducer
+from aiokprod.compat.faststream import BatchMetadata, use_aiokprod
+from aiokprod.errors import Code, ConfigError, KafkaError
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster.tcp import serve_tcp
+
+Scenario = Callable[[KafkaBroker, FakeCluster], Coroutine[Any, Any, None]]
+
+
+def connected(scenario: Scenario) -> Callable[[], None]:
+    """Run a test with a connected broker, whose topics have four partitions."""
+
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=4)
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None))
+            await broker.connect()
+            try:
+                await scenario(broker, cluster)
+            finally:
+                await broker.stop()
+
+    @functools.wraps(scenario)
+    def test() -> None:
+        asyncio.run(main())
+
+    del test.__wrapped__
+    return test
+
+
+def stored(cluster: FakeCluster) -> list[bytes | None]:
+    return [record.value for log in cluster.logs("t") for record in log]
+
+
+@connected
+async def test_publish_sends_through_aiokprod(broker: KafkaBroker, cluster: FakeCluster) -> None:
+    metadata = await broker.publish({"a": 1}, "t", key=b"k", headers={"h": "x"})
+    assert isinstance(metadata, RecordMetadata)
+    assert metadata.offset == 0
+    assert isinstance(broker.config.producer._producer.producer, AIOKafkaProducer)  # type: ignore[attr-defined]
+    (record,) = cluster.log("t", metadata.partition)
+    assert (record.key, record.value) == (b"k", b'{"a":1}')
+    headers = dict(record.headers)
+    assert (headers["content-type"], headers["h"]) == (b"application/json", b"x")
+
+
+@connected
+async def test_publish_without_confirmation_returns_a_future(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    future: Any = await broker.publish("x", "t", no_confirm=True)
+    assert isinstance(future, asyncio.Future)
+    assert (await future).offset == 0
+    pending: Any = await broker.publish_batch("y", "z", topic="t", no_confirm=True)
+    assert len((await pending).results) == 2
+
+
+@connected
+async def test_a_batch_may_have_any_size_and_every_message_its_partition(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    bodies = ["x" * 300] * 3_000  # more than aiokafka's max_batch_size of 16 KiB
+    metadata: Any = await broker.publish_batch(*bodies, topic="t")
+    assert isinstance(metadata, BatchMetadata)
+    assert isinstance(metadata, RecordMetadata)
+    results = metadata.results
+    assert results.ok
+    assert (metadata.partition, metadata.offset) == (results.partitions[0], results.offsets[0])
+    assert len(stored(cluster)) == 3_000
+
+
+@connected
+async def test_a_failed_message_does_not_hide_the_others(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    await broker.publish("first", "t", partition=0)
+    cluster.fail_produce(("t", 0), Code.INVALID_RECORD)
+    with pytest.raises(KafkaError) as caught:
+        await broker.publish_batch("a", "b", topic="t", partition=0)
+    results = caught.value.results  # type: ignore[attr-defined]
+    assert sorted(results.errors) == [0, 1]
+
+
+@connected
+async def test_defaults_of_faststream_count_as_not_given(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    config = broker.config.producer._producer.producer.producer._config  # type: ignore[attr-defined]
+    assert (config.acks, config.batch_size, config.enable_idempotence) == ("all", 131_072, None)
+
+
+def test_settings_take_precedence() -> None:
+    async def main() -> None:
+        cluster = FakeCluster()
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(
+                KafkaBroker(servers.split(","), logger=None, linger_ms=3, acks=1),
+                acks="all",
+                batch_size=999,
+            )
+            await broker.connect()
+            config = broker.config.producer._producer.producer.producer._config  # type: ignore[attr-defined]
+            await broker.stop()
+        assert (config.acks, config.linger_ms, config.batch_size) == ("all", 3, 999)
+
+    asyncio.run(main())
+
+
+@connected
+async def test_a_connected_broker_is_refused(broker: KafkaBroker, cluster: FakeCluster) -> None:
+    with pytest.raises(ConfigError, match=r"call it before broker\.start"):
+        use_aiokprod(broker)
+
+
+def test_other_brokers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not str"):
+        use_aiokprod("broker")  # type: ignore[type-var]
+
+
+def test_a_consumer_only_broker_gets_no_producer() -> None:
+    async def main() -> None:
+        cluster = FakeCluster()
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None, consumer_only=True))
+            await broker.connect()
+            assert not bool(broker.config.producer)
+            assert broker.config.broker_config.consumer_only
+            await broker.stop()
+
+    asyncio.run(main())
+
+
+def test_a_producer_is_stopped_if_the_admin_client_cannot_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise LookupError("admin")
+
+    async def main() -> None:
+        cluster = FakeCluster()
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None))
+            monkeypatch.setattr(type(broker.config.broker_config.admin), "connect", fail)
+            with pytest.raises(LookupError, match="admin"):
+                await broker.connect()
+            assert not bool(broker.config.producer)
+            await asyncio.sleep(0.1)
+            assert cluster.open_connections() == 0
+
+    asyncio.run(main())
+
+
+def test_exports() -> None:
+    assert set(compat.__all__) <= set(vars(compat))
