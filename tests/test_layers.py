@@ -29,7 +29,7 @@ ALLOWED = {
     "_engine": {"_core", "foundation", "_wire", "_engine"},
     "facade": {"_core", "_arrow", "foundation", "_wire", "_net", "_engine", "facade"},
     "observe": {"foundation", "_wire", "facade", "observe"},
-    "_compat": {"foundation", "_compat"},
+    "_compat": {"_core", "foundation", "_compat"},
     "compat": {"foundation", "facade", "_compat", "compat"},
     "testing": {"_core", "foundation", "_wire", "testing"},
 }

@@ -35,7 +35,7 @@ class BatchRecordMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRecord:
+class CollectedRecord:
     """A record of a batch, serialized."""
 
     key: bytes | None
@@ -61,7 +61,7 @@ class BatchBuilder:
         self._unix_ms = unix_ms
         self._limit = limit
         self._serialize = serialize
-        self._records: list[BatchRecord] = []
+        self._records: list[CollectedRecord] = []
         self._size = HEADER_SIZE
         self._closed = False
 
@@ -95,7 +95,7 @@ class BatchBuilder:
         metadata = BatchRecordMetadata(len(self._records), size, when)
         # Copies: the application may change its buffers before the batch is sent.
         self._records.append(
-            BatchRecord(
+            CollectedRecord(
                 None if key_bytes is None else bytes(key_bytes),
                 None if value_bytes is None else bytes(value_bytes),
                 when,
@@ -122,7 +122,7 @@ class BatchBuilder:
         return len(self._records)
 
     @property
-    def records(self) -> Sequence[BatchRecord]:
+    def records(self) -> Sequence[CollectedRecord]:
         """The records in the order in which they were appended."""
         return self._records
 

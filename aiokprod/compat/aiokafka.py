@@ -15,7 +15,6 @@ docs/migration/aiokafka.md lists what is the same and what differs.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import sys
 import warnings
@@ -33,6 +32,7 @@ from aiokprod._compat.aiokafka_client import (
 from aiokprod._compat.aiokafka_errors import as_theirs
 from aiokprod._compat.aiokafka_settings import UNSET, translate
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
+from aiokprod._compat.future_results import FutureResults
 from aiokprod.errors import (
     ConfigError,
     DialError,
@@ -43,7 +43,6 @@ from aiokprod.errors import (
 )
 from aiokprod.producer import Producer
 from aiokprod.records import Header
-from aiokprod.records import RecordMetadata as NativeMetadata
 from aiokprod.security import Secret
 
 try:
@@ -83,42 +82,9 @@ logger = logging.getLogger("aiokprod.compat")
 _reported: set[tuple[str, ...]] = set()
 """Lists of differences that this process has logged."""
 
-_new: Final = tuple.__new__
-
 
 def _hidden(password: str | None) -> Secret | None:
     return None if password is None else Secret(password)
-
-
-class _Results:
-    """Sets the futures of `send`. Holds no reference to the producer, so that one that is dropped
-    unclosed can be collected."""
-
-    def __init__(self, acks: Any) -> None:
-        self._no_result = acks == 0
-        self._partitions: dict[tuple[str, int], TopicPartition] = {}
-
-    def settle(
-        self,
-        future: asyncio.Future[Any],
-        metadata: NativeMetadata | None,
-        error: KafkaError | None,
-    ) -> None:
-        """`on_delivery` of every record: `future` gets what aiokafka's gets."""
-        if future.done():
-            return  # cancelled by the application; the record was sent all the same
-        if error is not None:
-            future.set_exception(as_theirs(error))
-        elif metadata is None or self._no_result:
-            future.set_result(None)
-        else:
-            topic, partition = metadata.topic, metadata.partition
-            place = self._partitions.get((topic, partition))
-            if place is None:
-                place = self._partitions[topic, partition] = TopicPartition(topic, partition)
-            # 0: CreateTime. Without the constructor's Python frame.
-            row = (topic, partition, place, metadata.offset, metadata.timestamp_ms, 0, None)
-            future.set_result(_new(RecordMetadata, row))
 
 
 class AIOKafkaProducer:
@@ -215,7 +181,9 @@ class AIOKafkaProducer:
         self._value_serializer = value_serializer
         self._watch = BootstrapWatch(len(translated.settings["bootstrap_servers"]))
         self._batch_size = translated.batch_size
-        self._results = _Results(translated.settings.get("acks"))
+        self._results = FutureResults(
+            RecordMetadata, TopicPartition, as_theirs, translated.settings.get("acks") == 0
+        )
         self._transactional = translated.settings.get("transactional_id") is not None
         self._in_transaction = False
         self._loop = loop
@@ -363,7 +331,7 @@ class AIOKafkaProducer:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        future = loop.create_future()
+        future: asyncio.Future[Any] = asyncio.Future(loop=loop)
         try:
             await self.producer.submit(
                 topic,
@@ -372,7 +340,7 @@ class AIOKafkaProducer:
                 partition=partition,
                 timestamp_ms=timestamp_ms,
                 headers=headers,
-                on_delivery=functools.partial(self._results.settle, future),
+                on_delivery=self._results.of(future),
             )
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__

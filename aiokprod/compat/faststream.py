@@ -20,7 +20,7 @@ from aiokprod._client.bulk_result import BulkResult
 from aiokprod._compat.aiokafka_errors import as_theirs
 from aiokprod.compat.aiokafka import AIOKafkaProducer, RecordMetadata, TopicPartition
 from aiokprod.errors import ConfigError, KafkaError
-from aiokprod.records import ProducerRecord
+from aiokprod.producer import Producer
 
 try:
     from faststream._internal.parser import BatchCodecProto, DefaultCodec
@@ -75,42 +75,47 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         else:
             encoded = [await self.codec.encode(body, self.serializer) for body in cmd.batch_bodies]
         shared = [(name, value.encode()) for name, value in headers.items()]
-        records = [
-            ProducerRecord(
-                cmd.destination,
-                message,
-                key=cmd.key_for(position),
-                partition=cmd.partition,
-                timestamp_ms=cmd.timestamp_ms,
-                headers=[("content-type", content_type.encode()), *shared]
-                if content_type and "content-type" not in headers
-                else shared,
-            )
-            for position, (message, content_type) in enumerate(encoded)
-        ]
-        sending = _send(self._producer.producer, records)
+        typed: dict[str | None, list[tuple[str, bytes]]] = {"": shared, None: shared}
+        columns: list[list[tuple[str, bytes]]] = []
+        for _, content_type in encoded:
+            found = typed.get(content_type)
+            if found is None:
+                assert content_type is not None
+                found = typed[content_type] = [*shared]
+                if "content-type" not in headers:
+                    found.insert(0, ("content-type", content_type.encode()))
+            columns.append(found)
+        count = len(encoded)
+        sending = _send(
+            self._producer.producer.producer,
+            cmd.destination,
+            [message for message, _ in encoded],
+            keys=[cmd.key_for(position) for position in range(count)],
+            headers=columns,
+            partition=cmd.partition,
+            timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * count,
+        )
         return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
 
 
 async def _send(
-    producer: AIOKafkaProducer, records: list[ProducerRecord[bytes, bytes]]
+    producer: Producer[bytes, bytes], topic: str, values: list[bytes], **columns: Any
 ) -> BatchMetadata:
     try:
-        results = await producer.producer.send_many(records)
-        results.raise_for_errors()
+        results = await producer.send_many(topic, values, **columns)
     except KafkaError as error:
-        theirs = as_theirs(error)
-        if "results" in locals():
-            theirs.results = results  # type: ignore[attr-defined]
-        raise theirs from error.__cause__
-    topic, partition = records[0].topic, results.partitions[0]
-    offset = results.offsets[0]
+        raise as_theirs(error) from error.__cause__
+    for first in results.errors.values():
+        failed = as_theirs(first)
+        failed.results = results  # type: ignore[attr-defined]
+        raise failed from first.__cause__
+    partition, times = results.partitions[0], columns["timestamps_ms"]
     metadata = BatchMetadata(
         topic,
         partition,
         TopicPartition(topic, partition),
-        offset,
-        records[0].timestamp_ms,
+        results.offsets[0],
+        times[0] if times else None,
         0,
         None,
     )

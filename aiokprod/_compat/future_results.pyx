@@ -1,0 +1,97 @@
+# cython: language_level=3
+"""Sets the future of a record to the metadata of aiokafka.
+
+It is compiled because it runs once for each record.
+"""
+
+cimport cython
+
+from aiokprod._core.batch cimport RecordMetadata
+
+
+cdef class FutureResults:
+    """Makes the callbacks of the records of one producer. Holds no reference to the producer, so
+    that one that is dropped without `stop` can be collected.
+
+    Args:
+        metadata_type: aiokafka's `RecordMetadata`, a named tuple of seven fields.
+        partition_type: its `TopicPartition`.
+        convert: makes the exception of the future from a `KafkaError`.
+        no_result: True for acks=0: the result is None.
+    """
+
+    cdef object metadata_type
+    cdef object partition_type
+    cdef object convert
+    cdef object new
+    cdef bint no_result
+    cdef dict partitions
+    # Of the last record: those of a batch follow each other.
+    cdef object topic
+    cdef int partition
+    cdef object number
+    cdef object place
+
+    def __cinit__(
+        self, object metadata_type, object partition_type, object convert, bint no_result
+    ):
+        self.metadata_type = metadata_type
+        self.partition_type = partition_type
+        self.convert = convert
+        self.new = tuple.__new__
+        self.no_result = no_result
+        self.partitions = {}
+
+    def of(self, object future not None):
+        """The `on_delivery` callback of the record whose outcome `future` gets."""
+        cdef FutureResult callback = FutureResult.__new__(FutureResult)
+        callback.results = self
+        callback.future = future
+        return callback.deliver
+
+    def settle(self, object future not None, RecordMetadata metadata, object error):
+        """Give `future` an outcome, unless the application has cancelled it."""
+        self.give(future, metadata, error)
+
+    cdef int give(self, object future, RecordMetadata metadata, object error) except -1:
+        if future.done():
+            return 0
+        if error is not None:
+            future.set_exception(self.convert(error))
+        elif metadata is None or self.no_result:
+            future.set_result(None)
+        else:
+            future.set_result(self.converted(metadata))
+        return 0
+
+    cdef object converted(self, RecordMetadata metadata):
+        cdef object key
+        if metadata.topic is not self.topic or metadata.partition != self.partition:
+            key = (metadata.topic, metadata.partition)
+            self.place = self.partitions.get(key)
+            if self.place is None:
+                self.place = self.partitions[key] = self.partition_type(*key)
+            self.topic = metadata.topic
+            self.partition = metadata.partition
+            self.number = metadata.partition
+        # Without the Python frame of the constructor. 0 is CreateTime.
+        return self.new(
+            self.metadata_type,
+            (metadata.topic, self.number, self.place, metadata.offset, metadata.timestamp_ms,
+             0, None),
+        )
+
+
+@cython.final
+@cython.no_gc  # the future does not refer to its callback: no cycle
+@cython.freelist(256)
+cdef class FutureResult:
+    """Has the callback of one record."""
+
+    cdef FutureResults results
+    cdef object future
+
+    @cython.binding(False)  # a builtin method: `submit` need not look for a coroutine function
+    def deliver(self, RecordMetadata metadata, object error):
+        """The record has its outcome: one of the arguments is None."""
+        self.results.give(self.future, metadata, error)
