@@ -112,6 +112,7 @@ supply: $(VENV)/.test
 release-checks: $(VENV)/.test
 	$(MAKE) test matrices -j 1
 	$(MAKE) kerberos
+	.ci/prometheus
 	AIOKPROD_SPAN_SEEDS=10 $(PY) -m pytest -n 2 tests/observe/test_accounting.py
 	$(PY) -m pytest tests/integration
 	$(MAKE) simulate detection differential mutants in-flight fuzz interrupts sanitize -j 1

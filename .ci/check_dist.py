@@ -32,7 +32,11 @@ socket.create_connection = refuse
 GENERATED = ("PKG-INFO", "setup.cfg")
 """What setuptools adds to an sdist, besides *.egg-info."""
 
-SHIPPED = (".py", ".pyi", ".pyx", ".pxd", "py.typed")
+IN_WHEEL = (".py", ".pyi", "py.typed")
+SHIPPED = (*IN_WHEEL, ".pyx", ".pxd")
+
+MAX_WHEEL = 1_258_291
+"""Bytes of a wheel for Linux: 1.2 MiB."""
 
 
 def tracked() -> set[str]:
@@ -98,7 +102,10 @@ def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
             wrong.append(f"wheel: {name} differs from the sdist")
         if not name.startswith(("aiokprod/", "pyspark_aiokprod")):
             wrong.append(f"wheel: {name} is outside the package")
-    needed = {name for name in source if name.startswith("aiokprod/") and name.endswith(SHIPPED)}
+    needed = {name for name in source if name.startswith("aiokprod/") and name.endswith(IN_WHEEL)}
+    wrong += [
+        f"wheel: {name} is a source" for name in content if name.endswith((".pyx", ".pxd", ".c"))
+    ]
     wrong += [f"wheel: {name} is missing" for name in sorted((needed | extensions) - set(content))]
     for name, digest, _ in csv.reader(content[f"{info}/RECORD"].decode().splitlines()):
         if not digest:
@@ -115,6 +122,8 @@ def main() -> int:
         source, wrong = check_sdist(sdist, tracked())
         wrong += check_wheel(wheel, source)
         print(f"{sdist.name}: {len(source)} files; {wheel.name}: {wheel.stat().st_size} bytes")
+        if wheel.stat().st_size > MAX_WHEEL:
+            wrong.append(f"wheel: {wheel.stat().st_size} bytes, more than {MAX_WHEEL}")
     for line in wrong:
         print(line)
     return 1 if wrong else 0
