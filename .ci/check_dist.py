@@ -100,7 +100,7 @@ def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
             wrong.append(f"wheel: {name} is not in the sdist")
         elif data != source[name]:
             wrong.append(f"wheel: {name} differs from the sdist")
-        if not name.startswith(("aiokprod/", "pyspark_aiokprod")):
+        if not name.startswith(("aiokprod/", "aiokprod_cli.py", "pyspark_aiokprod")):
             wrong.append(f"wheel: {name} is outside the package")
     needed = {name for name in source if name.startswith("aiokprod/") and name.endswith(IN_WHEEL)}
     wrong += [

@@ -1,0 +1,162 @@
+"""Runs a command and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Awaitable, Iterable
+from typing import Any, Protocol
+
+import uvloop
+
+from aiokprod._cli.settings import config_of, read_file
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    BrokerError,
+    ConfigError,
+    KafkaError,
+    MetadataTimeout,
+    NetworkError,
+    UnknownTopic,
+)
+from aiokprod.findings import Finding, Severity
+from aiokprod.producer import Producer
+from aiokprod_cli import DONE, FAILED, REFUSED, UNREACHABLE, USAGE
+
+
+class _Report(Protocol):
+    @property
+    def ok(self) -> bool: ...
+    def as_dict(self) -> dict[str, Any]: ...
+    def lines(self) -> Iterable[str]: ...
+
+
+def run(options: Namespace) -> int:
+    """The exit code of a command."""
+    calls = {"produce": produce, "perf": perf, "check": check, "config": config}
+    try:
+        return calls[options.command](options)
+    except ConfigError as error:
+        _complain(error)
+        return USAGE
+    except (AuthenticationError, AuthorizationError, UnknownTopic) as error:
+        _complain(error)
+        return REFUSED
+    except (MetadataTimeout, NetworkError) as error:
+        _complain(error)
+        return UNREACHABLE
+    except BrokerError as error:
+        _complain(error)
+        return REFUSED
+    except KafkaError as error:
+        _complain(error)
+        return FAILED
+    except KeyboardInterrupt:
+        print("aiokprod: interrupted", file=sys.stderr)
+        return FAILED
+
+
+def _complain(error: KafkaError) -> None:
+    print(f"aiokprod: {error}", file=sys.stderr)
+
+
+def _show(report: _Report, options: Namespace) -> int:
+    if options.report == "json":
+        print(json.dumps(report.as_dict()))
+    else:
+        for line in report.lines():
+            print(line)
+    return DONE if report.ok else FAILED
+
+
+def _on_loop(main: Awaitable[_Report]) -> _Report:
+    async def call() -> _Report:
+        return await main
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(call())
+
+
+def produce(options: Namespace) -> int:
+    """`aiokprod produce`."""
+    from aiokprod._cli.inputs import check as check_inputs
+    from aiokprod._cli.produce import headers_of
+    from aiokprod._cli.produce import produce as produce_records
+
+    check_inputs(options)
+    headers_of(options)
+    settings = {"compression_type": options.compression} if options.compression != "none" else {}
+    config = config_of(options, **settings)
+
+    async def main() -> _Report:
+        producer = Producer[bytes, bytes](config)
+        try:
+            await producer.start()
+            await producer.partitions_for(options.topic)
+        except BaseException:
+            await producer.close(0)
+            raise
+        return await produce_records(options, producer)
+
+    return _show(_on_loop(main()), options)
+
+
+def perf(options: Namespace) -> int:
+    """`aiokprod perf`."""
+    from aiokprod._cli.perf import PerfRun
+
+    config = config_of(options)
+
+    async def main() -> _Report:
+        async with Producer[bytes, bytes](config) as producer:
+            return await PerfRun(options, producer).run()
+
+    return _show(_on_loop(main()), options)
+
+
+def check(options: Namespace) -> int:
+    """`aiokprod check`: findings, one a line; FAILED if there is an error among them."""
+    settings = config_of(options)
+
+    async def main() -> int:
+        producer = Producer[bytes, bytes](settings)
+        try:
+            findings = await producer.check(options.topics, timeout=options.timeout)
+        finally:
+            await producer.close(0)
+        if options.report == "json":
+            print(json.dumps([_finding(finding) for finding in findings]))
+        else:
+            for finding in findings:
+                print(finding)
+            if not findings:
+                print("nothing found")
+        return FAILED if any(finding.severity is Severity.ERROR for finding in findings) else DONE
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "severity": finding.severity.value,
+        "subject": finding.subject,
+        "text": finding.text,
+        "remedy": finding.remedy,
+    }
+
+
+def config(options: Namespace) -> int:
+    """`aiokprod config`: the settings as keyword arguments."""
+    mapping = read_file(options.file)
+    checked = ProducerConfig.from_mapping(mapping)
+    print("Producer(")
+    for name in sorted({key.strip().replace(".", "_") for key in mapping}):
+        print(f"    {name}={getattr(checked, name)!r},")
+    print(")")
+    return DONE

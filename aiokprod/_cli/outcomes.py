@@ -1,0 +1,17 @@
+"""Errors as text and JSON, without payloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokprod.errors import KafkaError
+
+
+def describe(error: KafkaError) -> dict[str, Any]:
+    """Class, code, outcome and text of an error."""
+    return {
+        "error": type(error).__name__,
+        "code": error.code.name if error.code else None,
+        "outcome": error.outcome.value,
+        "text": str(error),
+    }

@@ -1,0 +1,349 @@
+"""`aiokprod produce`: reads records in a thread and sends them with `send_many`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from aiokprod._cli.inputs import Block, InputError, Place, blocks
+from aiokprod._cli.outcomes import describe
+from aiokprod._cli.progress import ProgressLine
+from aiokprod._client.bulk_result import BulkProgress, BulkResult
+from aiokprod.errors import ConfigError, KafkaError
+from aiokprod.producer import Producer
+
+CALL_BYTES: Final = 8 << 20
+"""Bytes of values after which no further block joins a call of `send_many`."""
+READ_AHEAD: Final = 16
+"""Blocks that may wait to be sent."""
+SHOWN_ERRORS: Final = 10
+"""Failed records that are described one by one."""
+LATE_S: Final = 1.0
+"""What `close` may take after the drain, seconds."""
+
+
+@dataclass(slots=True)
+class ProduceReport:
+    """What is known at the end.
+
+    Attributes:
+        acknowledged: number of records in the log.
+        failed: number of failed records by outcome: not_sent, rejected, unknown.
+        bytes: of the values of acknowledged records' calls.
+        seconds: from the first read to the last outcome.
+        complete_to: the last place up to which every record is acknowledged; None if there is
+            none.
+        errors: place and error of the first failed records.
+        problem: why the input was not read to its end; None if it was.
+        interrupted: the signal that ended the run, or None.
+    """
+
+    acknowledged: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    seconds: float = 0.0
+    complete_to: Place | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    problem: str | None = None
+    interrupted: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Every record of the whole input was acknowledged."""
+        return not self.failed and self.problem is None and self.interrupted is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--report json`."""
+        place = self.complete_to
+        return {
+            "acknowledged": self.acknowledged,
+            "failed": {name: self.failed[name] for name in ("not_sent", "rejected", "unknown")},
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "acknowledged_up_to": None
+            if place is None
+            else {"file": place.file, "record": place.records, "byte": place.bytes},
+            "errors": self.errors,
+            "problem": self.problem,
+            "interrupted": self.interrupted,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For `--report text`."""
+        rate = self.acknowledged / self.seconds if self.seconds else 0.0
+        yield (
+            f"{self.acknowledged:,} records acknowledged in {self.seconds:.2f} s "
+            f"({rate:,.0f} records/s, {self.bytes / 1e6 / (self.seconds or 1):,.1f} MB/s)"
+        )
+        place = self.complete_to
+        if not self.ok:
+            for name, count in sorted(self.failed.items()):
+                yield f"{count:,} failed, {_MEANING[name]}"
+            for error in self.errors:
+                yield f"  {error['file']}, record {error['record']}: {error['text']}"
+            if sum(self.failed.values()) > len(self.errors) > 0:
+                yield "  ..."
+            if self.problem:
+                yield self.problem
+            if self.interrupted:
+                yield f"stopped by {self.interrupted}"
+            yield (
+                f"everything up to record {place.records:,} of {place.file} is in the log"
+                if place
+                else "no prefix of the input is known to be in the log"
+            )
+
+
+_MEANING: Final = {
+    "not_sent": "not in the log: they were not sent",
+    "rejected": "not in the log: the broker rejected them",
+    "unknown": "may be in the log",
+}
+
+
+class BlockReader:
+    """Reads blocks in a thread, at most `READ_AHEAD` before they are taken."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._blocks = blocks(options)
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Block | None] = asyncio.Queue()
+        self._free = threading.Semaphore(READ_AHEAD)
+        self._ended = False
+        self._stopped = False
+        self.problem: Exception | None = None
+        # A daemon: a read of a terminal or of a pipe cannot be interrupted.
+        self._thread = threading.Thread(target=self._read, name="aiokprod-input", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for block in self._blocks:
+                self._free.acquire()
+                if self._stopped:
+                    return
+                self._put(block)
+        except (InputError, KafkaError) as error:
+            self.problem = error
+        except Exception as error:
+            self.problem = InputError(f"the input cannot be read: {type(error).__name__}: {error}")
+        finally:
+            self._put(None)
+
+    def _put(self, block: Block | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, block)
+
+    async def take(self) -> list[Block]:
+        """The next blocks: all that are there, up to `CALL_BYTES`; none at the end."""
+        taken: list[Block] = []
+        size = 0
+        while not self._ended and (not taken or (size < CALL_BYTES and not self._queue.empty())):
+            block = await self._queue.get()
+            if block is None:
+                self._ended = True
+                break
+            self._free.release()
+            taken.append(block)
+            size += size_of(block)
+            if block.table is not None:
+                break
+        return taken
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._stopped = True
+        self._free.release()
+
+
+def size_of(block: Block) -> int:
+    """Bytes of the values of a block."""
+    if block.table is not None:
+        size: int = block.table.nbytes
+        return size
+    return sum(len(value) for value in block.values or () if value)
+
+
+class ProduceRun:
+    """One run of the command."""
+
+    def __init__(self, options: Namespace, producer: Producer[bytes, bytes]) -> None:
+        self._options = options
+        self._producer = producer
+        self._headers = headers_of(options)
+        self._call: asyncio.Task[BulkResult] | None = None
+        self._stop = asyncio.Event()
+        self.report = ProduceReport()
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Read and append no more; wait for what is on its way."""
+        self.report.interrupted = number.name
+        self._stop.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self, total: int | None) -> ProduceReport:
+        """Send everything.
+
+        Args:
+            total: bytes of the input, for the progress; None if unknown.
+        """
+        report = self.report
+        line = ProgressLine(total, quiet=self._options.quiet)
+        reader = BlockReader(self._options)
+        began = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                taking = asyncio.ensure_future(reader.take())
+                stopping = asyncio.ensure_future(self._stop.wait())
+                await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if not taking.done():
+                    taking.cancel()
+                    break
+                taken = taking.result()
+                if not taken:
+                    break
+                await self._send(taken)
+                report.seconds = time.monotonic() - began
+                line.show(report.acknowledged, report.bytes)
+                if report.failed and not self._options.keep_going:
+                    report.problem = "stopped after the first failed records; --keep-going reads on"
+                    break
+        finally:
+            reader.stop()
+            line.end()
+        if reader.problem is not None and report.problem is None:
+            report.problem = str(reader.problem)
+        report.seconds = time.monotonic() - began
+        return report
+
+    async def _send(self, taken: Sequence[Block]) -> None:
+        progress = BulkProgress()
+        result: BulkResult | None
+        self._call = asyncio.ensure_future(self._sending(taken, progress))
+        try:
+            result = await self._call
+        except asyncio.CancelledError:
+            if not self._stop.is_set():
+                raise
+            result = await self._drained(progress)
+        except KafkaError as error:
+            first = taken[0].end
+            self.report.failed[error.outcome.value] += sum(block.count for block in taken)
+            self._note(Place(first.file, first.records - taken[0].count + 1, None), error)
+            return
+        finally:
+            self._call = None
+        self._count(taken, result)
+
+    async def _sending(self, taken: Sequence[Block], progress: BulkProgress) -> BulkResult:
+        options, producer = self._options, self._producer
+        if taken[0].table is not None:
+            return await producer.send_table(
+                options.topic, taken[0].table, value_column=options.value_column, progress=progress
+            )
+        values = [value for block in taken for value in block.values or ()]
+        keys: list[bytes | None] | None = None
+        if any(block.keys is not None for block in taken):
+            keys = []
+            for block in taken:
+                keys += block.keys if block.keys is not None else [None] * block.count
+        return await producer.send_many(
+            options.topic,
+            values,
+            keys=keys,
+            headers=[self._headers] * len(values) if self._headers else None,
+            partition=options.partition,
+            progress=progress,
+        )
+
+    async def _drained(self, progress: BulkProgress) -> BulkResult | None:
+        """The outcomes of what had been appended when the signal came; what has none within
+        `--drain` seconds fails."""
+        if progress.position == 0:
+            return None
+        try:
+            async with asyncio.timeout(self._options.drain):
+                return await progress.result()
+        except TimeoutError:
+            await self._producer.close(0)
+            return await progress.result()
+
+    def _count(self, taken: Sequence[Block], result: BulkResult | None) -> None:
+        if result is None:
+            return
+        report = self.report
+        errors = result.errors
+        settled = len(result)
+        for error in errors.values():
+            report.failed[error.outcome.value] += 1
+        report.acknowledged += settled - len(errors)
+        report.bytes += sum(map(size_of, taken)) * settled // sum(block.count for block in taken)
+        for position, error in list(errors.items())[: SHOWN_ERRORS - len(report.errors)]:
+            self._note(place_of(taken, position), error)
+        good = min(errors, default=settled)
+        is_prefix = not report.failed or sum(report.failed.values()) == len(errors)
+        if good and is_prefix:
+            report.complete_to = place_of(taken, good - 1)
+
+    def _note(self, place: Place, error: KafkaError) -> None:
+        self.report.errors.append({"file": place.file, "record": place.records, **describe(error)})
+
+
+def place_of(taken: Sequence[Block], position: int) -> Place:
+    """The place of a record: file and number; the byte after it if it ends a block."""
+    for block in taken:
+        if position < block.count:
+            number = block.end.records - block.count + position + 1
+            ends = position == block.count - 1
+            return Place(block.end.file, number, block.end.bytes if ends else None)
+        position -= block.count
+    raise IndexError(position)
+
+
+def headers_of(options: Namespace) -> list[tuple[str, bytes]]:
+    """The headers of `-H`."""
+    headers = []
+    for text in options.header:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"-H {name}: write NAME=VALUE")
+        headers.append((name, value.encode()))
+    return headers
+
+
+def total_bytes(options: Namespace) -> int | None:
+    """Size of all files; None if it is unknown, or not that of the values."""
+    if options.format in ("parquet", "csv") or not options.files or "-" in options.files:
+        return None
+    with contextlib.suppress(OSError):
+        return sum(Path(name).stat().st_size for name in options.files)
+    return None
+
+
+async def produce(options: Namespace, producer: Producer[bytes, bytes]) -> ProduceReport:
+    """Send the input; signals end the run early, with a report."""
+    run = ProduceRun(options, producer)
+    loop = asyncio.get_running_loop()
+    caught = []
+    if sys.platform != "win32":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, run.interrupt, number)
+            caught.append(number)
+    try:
+        return await run.run(total_bytes(options))
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+        await producer.close(LATE_S if run.report.interrupted else None)

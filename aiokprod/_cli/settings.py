@@ -1,0 +1,81 @@
+"""Settings of the command line: a file, then `-X`, then `-b`."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from aiokprod.config import ProducerConfig
+from aiokprod.errors import ConfigError
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The settings of a file: JSON for `.json`, else Java's properties.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not in this format.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(f"{path}: {reason}") from None
+    if path.endswith(".json"):
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: must be a JSON object with a member for each setting")
+        return found
+    return _properties(path, text)
+
+
+def _properties(path: str, text: str) -> dict[str, Any]:
+    """`name=value` lines; `#` and `!` begin comments, a backslash at the end continues a line."""
+    found: dict[str, Any] = {}
+    joined = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        joined += line.strip()
+        if joined.endswith("\\"):
+            joined = joined[:-1]
+            continue
+        entry, joined = joined, ""
+        if not entry or entry[0] in "#!":
+            continue
+        name, separator, value = entry.partition("=")
+        if not separator:
+            name, separator, value = entry.partition(":")
+        if not separator:
+            raise ConfigError(f"{path}, line {number}: write name=value")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def config_of(options: Namespace, **more: Any) -> ProducerConfig:
+    """The configuration for the options of a command.
+
+    Args:
+        more: settings that the command itself makes.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid, or there are no bootstrap servers.
+    """
+    mapping: dict[str, Any] = read_file(options.config) if options.config else {}
+    given = dict(more)
+    for text in options.set:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"-X {name}: write NAME=VALUE")
+        given[name] = value
+    if options.bootstrap_servers:
+        given["bootstrap_servers"] = options.bootstrap_servers
+    for name, value in given.items():
+        for spelling in (name, name.replace("_", "."), name.replace(".", "_")):
+            mapping.pop(spelling, None)
+        mapping[name] = value
+    if not {"bootstrap.servers", "bootstrap_servers"} & mapping.keys():
+        raise ConfigError("no brokers: give -b HOST:PORT, or bootstrap.servers in the file of -F")
+    return ProducerConfig.from_mapping(mapping)
