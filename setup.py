@@ -116,8 +116,9 @@ setup(
         force=OUTDATED,
         language_level=3,
         # Only RecordMetadata can be pickled, by a separate method: the generated ones, of every
-        # class, would be a sixth of the C code.
-        compiler_directives={"auto_pickle": False},
+        # class, would be a sixth of the C code. Functions are builtin functions, which are smaller
+        # and need no Python object; `submit`, which becomes a method of Producer, is not.
+        compiler_directives={"auto_pickle": False, "binding": False},
     ),
     options={
         # A default: `build_ext --parallel N` on the command line wins.

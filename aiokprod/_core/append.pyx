@@ -589,6 +589,7 @@ cdef class Appender:
         return True
 
 
+@cython.binding(True)  # becomes a method of Producer
 def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None, headers=None,
            on_delivery=None):
     """Put one record into a batch: `delivery = await producer.submit(...)`.

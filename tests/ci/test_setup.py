@@ -51,7 +51,7 @@ def test_every_source_is_compiled_the_largest_first(arguments: dict[str, Any]) -
 
 def test_extensions_have_no_debug_information_and_no_pickling(arguments: dict[str, Any]) -> None:
     assert all("-g0" in module.extra_compile_args for module in arguments["ext_modules"])
-    assert arguments["cythonize"]["compiler_directives"] == {"auto_pickle": False}
+    assert arguments["cythonize"]["compiler_directives"] == {"auto_pickle": False, "binding": False}
 
 
 def test_only_what_runs_for_every_record_is_optimized_for_speed(arguments: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ import aiokprod
 from aiokprod._core.batch import RecordMetadata
 
 MODULES = [
-    "_arrow.c_data", "_arrow.table_appender", "_core.append", "_core.batch", "_core.bulk_append",
+    "_arrow.c_data", "_arrow.table_appender", "_compat.future_results",
+    "_core.append", "_core.batch", "_core.bulk_append",
     "_core.bulk_tracker", "_core.callbacks", "_core.deadlines", "_core.hooks", "_core.memory",
     "_core.record_fields", "_core.serialization", "_core.slots", "_core.yielding",
     "_engine.wakeup", "_histogram", "_wire.decoders", "_wire.encoders", "spark._readback",
