@@ -270,8 +270,10 @@ class BoundSerializer(FieldSerializer):
         Raises:
             SerializationError: as when the serializer is called.
         """
+        # Outside of `try`: a signal handler may raise in this call, and `limit` must exist there.
+        limit = asyncio.timeout_at(deadline)
         try:
-            async with asyncio.timeout_at(deadline) as limit:
+            async with limit:
                 result = await awaitable
         except Exception as error:
             cause = TookTooLong(_TOO_LONG) if limit.expired() else error
