@@ -38,6 +38,13 @@ def anchors(page: Page) -> set[str]:
     return set(page.eval_on_selector_all("[id]", "all => all.map(one => one.id)"))
 
 
+def listen(page: Page, errors: list[str]) -> None:
+    """Add the errors that the page will report."""
+    page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("requestfailed", lambda request: errors.append(f"{request.url} failed"))
+
+
 def check(site: Path, screenshots: Path | None) -> list[str]:
     """What is wrong, one line each."""
     wrong: list[str] = []
@@ -53,12 +60,10 @@ def check(site: Path, screenshots: Path | None) -> list[str]:
     linked: dict[str, set[str]] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        errors: list[str] = []
         for kind, width in WIDTHS.items():
             page = browser.new_page(viewport={"width": width, "height": 844})
-            errors: list[str] = []
-            page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("requestfailed", lambda request: errors.append(f"{request.url} failed"))
+            listen(page, errors)
             for name in names:
                 page.goto(base + name, wait_until="load")
                 wrong += [f"{name} ({kind}): {error}" for error in errors]

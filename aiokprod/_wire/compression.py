@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _ZSTD_SLICE: Final = 512
-"""Bytes decompressed per call of zstandard, which cannot limit its output. 512 bytes of input contain
-at most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
+"""Bytes decompressed per call of zstandard, which cannot limit its output. 512 bytes of input
+contain at most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
 
 
 class Codec(ABC):
