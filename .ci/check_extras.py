@@ -1,4 +1,4 @@
-"""Installs a wheel with each extra of users alone in an empty environment, and imports what it needs.
+"""Installs a wheel with each extra alone in an empty environment, and imports what it needs.
 
     python .ci/check_extras.py [--wheel FILE] [EXTRA ...]
 
@@ -18,7 +18,7 @@ IMPORTS: Final = {
     "": "import aiokprod.blocking, aiokprod.testing, aiokprod.app",
     "snappy": "from aiokprod._wire.compression import codec_for; codec_for('snappy')",
     "json": "import orjson, msgspec; from aiokprod.serializers import JsonSerializer",
-    "oidc": "import jwt, cryptography; import aiokprod._security",
+    "oidc": "import jwt, cryptography",
     "spark": "import aiokprod.spark, pyspark, pyarrow, numpy; import pyspark_aiokprod_audit",
     "testing": "from aiokprod.testing.mock_cluster import MockCluster as M; M().__enter__();"
     "import testcontainers.core.container",
@@ -52,8 +52,10 @@ def failure(wheel: Path, extra: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheel", type=Path)
-    parser.add_argument("extras", nargs="*", choices=[*IMPORTS, []], default=[])
+    parser.add_argument("extras", nargs="*")
     options = parser.parse_args()
+    if unknown := set(options.extras) - set(IMPORTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; use some of {', '.join(IMPORTS)}")
     status = 0
     with tempfile.TemporaryDirectory(prefix="aiokprod-wheel-") as folder:
         wheel = options.wheel
