@@ -68,7 +68,7 @@ def check_records(codec: str) -> None:
             metadata = [await producer.send("greetings", b"hello") for _ in range(3)]
         return [one.offset for one in metadata]
 
-    offsets = run(main())
+    offsets = run(main)
     if offsets != [0, 1, 2]:
         raise SystemExit(f"{codec}: offsets are {offsets}")
 
