@@ -6,10 +6,11 @@ import asyncio
 import inspect
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
 from aiokprod._client.explanation import explain
+from aiokprod._client.foreign_methods import no_such_attribute
 from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.metrics import collect_metrics
 from aiokprod._client.record_hooks import RecordHooks
@@ -923,6 +924,18 @@ class Producer(Generic[K, V]):
         lifecycle = self._lifecycle
         closed = lifecycle.closed or lifecycle.forked
         return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for names that do not exist only."""
+            raise AttributeError(no_such_attribute(name), name=name, obj=self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer has connections and cannot be pickled or copied: create one in each "
+            "process; its ProducerConfig can be pickled"
+        )
 
     def __repr__(self) -> str:
         lifecycle = self._lifecycle
