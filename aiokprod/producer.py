@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
 from aiokprod._client.explanation import explain
@@ -59,17 +59,18 @@ from aiokprod.plugins import RecordPlugin
 from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, validate_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
     from aiokprod._client.send import OnDelivery
+    from aiokprod._config.settings import Settings
     from aiokprod._core.append import Appender
     from aiokprod._core.deadlines import Deadlines
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod.cluster import PartitionInfo
     from aiokprod.records import Header
-    from aiokprod.serializers import AnySerializer, Serializer
+    from aiokprod.serializers import AnySerializer, SerializerOf
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -109,11 +110,26 @@ class Producer(Generic[K, V]):
     Source: Java `KafkaProducer`.
     """
 
-    # The serializers determine the types of keys and values; without one they are bytes.
+    # The serializers determine the types of keys and values; without one they are bytes. Settings
+    # are keywords, or all in a `ProducerConfig`.
     @overload
     def __init__(
         self: Producer[bytes, bytes],
-        config: ProducerConfig | None = None,
+        *,
+        key_serializer: None = None,
+        value_serializer: None = None,
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[bytes, bytes],
+        config: ProducerConfig,
         /,
         *,
         key_serializer: None = None,
@@ -123,55 +139,93 @@ class Producer(Generic[K, V]):
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
     ) -> None: ...
 
     @overload
     def __init__(
         self: Producer[bytes, V],
-        config: ProducerConfig | None = None,
-        /,
         *,
         key_serializer: None = None,
-        value_serializer: Serializer[V] | Callable[[V], Any],
+        value_serializer: SerializerOf[V],
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[bytes, V],
+        config: ProducerConfig,
+        /,
+        *,
+        key_serializer: None = None,
+        value_serializer: SerializerOf[V],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
     ) -> None: ...
 
     @overload
     def __init__(
         self: Producer[K, bytes],
-        config: ProducerConfig | None = None,
-        /,
         *,
-        key_serializer: Serializer[K] | Callable[[K], Any],
+        key_serializer: SerializerOf[K],
         value_serializer: None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None: ...
 
     @overload
     def __init__(
-        self,
-        config: ProducerConfig | None = None,
+        self: Producer[K, bytes],
+        config: ProducerConfig,
         /,
         *,
-        key_serializer: Serializer[K] | Callable[[K], Any],
-        value_serializer: Serializer[V] | Callable[[V], Any],
+        key_serializer: SerializerOf[K],
+        value_serializer: None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[K, V],
+        *,
+        key_serializer: SerializerOf[K],
+        value_serializer: SerializerOf[V],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[K, V],
+        config: ProducerConfig,
+        /,
+        *,
+        key_serializer: SerializerOf[K],
+        value_serializer: SerializerOf[V],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
     ) -> None: ...
 
     def __init__(
@@ -453,7 +507,7 @@ class Producer(Generic[K, V]):
             timestamp_ms: int | None = None,
             headers: Sequence[Header] | None = None,
             on_delivery: OnDelivery | None = None,
-        ) -> Awaitable[Delivery]:
+        ) -> Coroutine[Any, Any, Delivery]:
             """See `aiokprod._core.append.submit`."""
             ...
 

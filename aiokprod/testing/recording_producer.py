@@ -19,7 +19,12 @@ from aiokprod.testing.fake_cluster.control import Gate, Reaction
 from aiokprod.testing.fake_cluster.topology import Topic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokprod._client.runtime import Runtime
+    from aiokprod._engine.buffer.accumulator import RecordAccumulator
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+    from aiokprod._engine.buffer.queues import PartitionQueue
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -71,6 +76,23 @@ class _History:
         """Nothing to close."""
 
 
+def _send_in_order(accumulator: RecordAccumulator) -> None:
+    """Send only the oldest record without an outcome, whatever its partition. Otherwise the next
+    record to be completed would be that of any partition."""
+    drain = accumulator.drain
+
+    def drain_oldest(
+        node_id: int, max_size: int, may_drain: Callable[[PartitionQueue, ProducerBatch], bool]
+    ) -> list[ProducerBatch]:
+        def is_next(queue: PartitionQueue, batch: ProducerBatch) -> bool:
+            waiting = (one for one in accumulator.incomplete if not one.core.settled)
+            return next(waiting, None) is batch and may_drain(queue, batch)
+
+        return drain(node_id, max_size, is_next)
+
+    accumulator.drain = drain_oldest  # type: ignore[method-assign]
+
+
 class RecordingProducer(Producer[K, V]):
     """A producer whose records go to a cluster in the test's process, and are kept.
 
@@ -116,7 +138,7 @@ class RecordingProducer(Producer[K, V]):
     def _launch(self) -> Runtime:
         runtime = super()._launch()
         if self._gate is not None:
-            runtime.sender._max_request_size = 0  # one batch in each request
+            _send_in_order(runtime.accumulator)
         return runtime
 
     @property

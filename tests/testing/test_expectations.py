@@ -75,7 +75,7 @@ def test_a_long_list_of_records_is_cut() -> None:
             bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
         ) as producer:
             await producer.send_many("t", [b"v"] * 15)
-        with pytest.raises(AssertionError, match="and 5 more$"):
+        with pytest.raises(AssertionError, match=r"and 5 more$"):
             expected.record("t")
 
     run(main, debug=False)
