@@ -228,7 +228,8 @@ class Producer(Generic[K, V]):
         environment: Environment | None = None,
     ) -> None: ...
 
-    def __init__(
+    # mypy does not compare unpacked keywords with `Any`.
+    def __init__(  # type: ignore[misc]
         self,
         config: ProducerConfig | None = None,
         /,
@@ -457,6 +458,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record is invalid or too large.
+            UnknownTopic: current metadata have the topic without the partition; nothing was sent.
             MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent. An asynchronous
                 serializer is cancelled then, with a SerializationError.
             DeliveryTimeout: no acknowledgment in time; see `.outcome`.
