@@ -1,4 +1,4 @@
-"""The TypedDict of the settings is that of the fields, and its choices are those of their checks."""
+"""The TypedDict of the settings has the fields, and the choices of their checks."""
 
 from __future__ import annotations
 

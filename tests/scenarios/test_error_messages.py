@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from aiokprod import JsonSerializer, Producer, ProducerConfig
-from aiokprod._net.sasl import authenticator
-from aiokprod._wire.versions import negotiated_version
+from aiokprod._wire.versions import negotiate
 from aiokprod.testing import FakeCluster, run
 
 SERVERS = {"bootstrap_servers": "b:1"}
@@ -40,7 +39,7 @@ def raising(*arguments: Any) -> int:
         (44, lambda: Producer(**SERVERS).stop, ["producer.close()"]),
         (44, lambda: Producer(**SERVERS).produce, ["producer.submit"]),
         (56, lambda: pickle.dumps(Producer(**SERVERS)), ["create one in each process"]),
-        (36, lambda: negotiated_version(3, {18: (0, 3)}), ["port of a controller"]),
+        (36, lambda: negotiate(3, {18: (0, 3)}), ["port of a controller"]),
     ],
 )
 def test_a_call_says_what_to_do(row: int, call: Callable[[], Any], texts: list[str]) -> None:
@@ -92,11 +91,6 @@ def test_a_send_says_what_to_do(
         assert "secret-payload" not in str(caught.value)
 
     run(main, debug=False)
-
-
-def test_37_a_listener_without_sasl_is_named() -> None:
-    source = authenticator.__file__
-    assert "is the listener without SASL?" in open(source, encoding="utf-8").read()
 
 
 def test_a_record_that_was_never_sent_for_lack_of_a_leader_says_so() -> None:

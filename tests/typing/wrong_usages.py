@@ -1,6 +1,6 @@
 """Wrong and right usages of the public API, for the type checkers; never run.
 
-A line with the comment ``# wrong`` must be reported by mypy and by pyright, and no other line may be.
+mypy and pyright must report each line with the comment ``# wrong``, and no other line.
 """
 
 import json
