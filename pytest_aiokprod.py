@@ -1,6 +1,6 @@
 """The pytest plugin for users of aiokprod, loaded by its entry point.
 
-A module of its own, so that pytest imports the package only for tests that use a fixture. The
+Outside the package, so that pytest imports the package only for tests that use a fixture. The
 fixtures of real brokers are in `aiokprod.testing.pytest_plugin`.
 """
 

@@ -33,7 +33,7 @@ def test_a_name_leads_to_a_field_or_to_advice(client: str, name: str) -> None:
     if hasattr(inspect.signature(Producer).parameters.get(keyword), "kind"):
         return  # an argument of Producer, not a setting
     with pytest.raises(ConfigError) as caught:
-        Producer(bootstrap_servers="b:1", **{keyword: "private"})
+        Producer(bootstrap_servers="b:1", **{keyword: "private"})  # type: ignore[call-overload]
     text = str(caught.value)
     assert f"{keyword!r} is not a setting" in text
     assert "private" not in text

@@ -17,7 +17,9 @@ from aiokprod import JsonSerializer, Producer, ProducerConfig
 from aiokprod._wire.versions import negotiate
 from aiokprod.testing import FakeCluster, run
 
-SERVERS = {"bootstrap_servers": "b:1"}
+SERVERS: dict[str, Any] = {"bootstrap_servers": "b:1"}
+UNTYPED: Any = Producer
+"""Type checkers report these mistakes, too."""
 
 
 def raising(*arguments: Any) -> int:
@@ -27,18 +29,18 @@ def raising(*arguments: Any) -> int:
 @pytest.mark.parametrize(
     ("row", "call", "texts"),
     [
-        (4, lambda: Producer("host:9092"), ["Producer(bootstrap_servers='host:9092')"]),
-        (4, lambda: Producer("user:pw@host:9092"), ["from_mapping"]),
-        (6, lambda: Producer(config=ProducerConfig(**SERVERS)), ["first positional argument"]),
-        (7, lambda: Producer(**SERVERS, **{"linger.ms": 5}), ["keyword it is linger_ms"]),
-        (7, lambda: Producer(**{"bootstrap.servers": "b:1"}), ["it is bootstrap_servers"]),
-        (8, lambda: Producer(**SERVERS, acks_all=True), ["did you mean 'acks'"]),
-        (9, lambda: Producer(**SERVERS, max_batch_size=5), ["use batch_size"]),
-        (9, lambda: Producer(**SERVERS, stats_cb=print), ["producer.metrics()"]),
-        (44, lambda: Producer(**SERVERS).send_and_wait, ["use await producer.send"]),
-        (44, lambda: Producer(**SERVERS).stop, ["producer.close()"]),
-        (44, lambda: Producer(**SERVERS).produce, ["producer.submit"]),
-        (56, lambda: pickle.dumps(Producer(**SERVERS)), ["create one in each process"]),
+        (4, lambda: UNTYPED("host:9092"), ["Producer(bootstrap_servers='host:9092')"]),
+        (4, lambda: UNTYPED("user:pw@host:9092"), ["from_mapping"]),
+        (6, lambda: UNTYPED(config=ProducerConfig(**SERVERS)), ["first positional argument"]),
+        (7, lambda: UNTYPED(**SERVERS, **{"linger.ms": 5}), ["keyword it is linger_ms"]),
+        (7, lambda: UNTYPED(**{"bootstrap.servers": "b:1"}), ["it is bootstrap_servers"]),
+        (8, lambda: UNTYPED(**SERVERS, acks_all=True), ["did you mean 'acks'"]),
+        (9, lambda: UNTYPED(**SERVERS, max_batch_size=5), ["use batch_size"]),
+        (9, lambda: UNTYPED(**SERVERS, stats_cb=print), ["producer.metrics()"]),
+        (44, lambda: UNTYPED(**SERVERS).send_and_wait, ["use await producer.send"]),
+        (44, lambda: UNTYPED(**SERVERS).stop, ["producer.close()"]),
+        (44, lambda: UNTYPED(**SERVERS).produce, ["producer.submit"]),
+        (56, lambda: pickle.dumps(UNTYPED(**SERVERS)), ["create one in each process"]),
         (36, lambda: negotiate(3, {18: (0, 3)}), ["port of a controller"]),
     ],
 )
