@@ -40,8 +40,18 @@ class Serializer(Protocol[T_contra]):
         """Return the bytes, None for null, or an awaitable; any exception fails the record."""
 
 
+Returned: TypeAlias = bytes | bytearray | memoryview | None
+"""What a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
+
+SerializerOf: TypeAlias = (
+    Serializer[T_contra]
+    | Callable[[T_contra], Returned]
+    | Callable[[T_contra], Awaitable[Returned]]
+)
+"""The types that the settings key_serializer and value_serializer accept, for type checkers."""
+
 AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
-"""The types that the settings key_serializer and value_serializer accept."""
+"""As `SerializerOf`, at run time: results are checked when it is called."""
 
 
 class WrongType(TypeError):

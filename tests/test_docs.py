@@ -139,6 +139,15 @@ def test_testing_page_has_every_fixture() -> None:
     }
 
 
+def test_the_tests_of_the_testing_page_pass(pytester: pytest.Pytester) -> None:
+    code = re.findall(r"```python\n(.*?)```", section("testing.md", "With pytest"), re.DOTALL)
+    pytester.makepyfile("\n".join(code))
+    result = pytester.runpytest_subprocess(
+        "-p", "pytest_aiokprod", "-p", "no:asyncio", "-W", "error"
+    )
+    result.assert_outcomes(passed=4)
+
+
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
 def test_python_in_the_docs_compiles(path: Path) -> None:
     for example in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):

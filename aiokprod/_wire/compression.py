@@ -111,7 +111,8 @@ class Snappy(Codec):
             from cramjam import DecompressionError, snappy
         except ImportError as exc:
             raise ConfigError(
-                "compression type 'snappy' needs the package cramjam: pip install aiokprod[snappy]"
+                "compression type 'snappy' needs the package cramjam: "
+                "pip install 'aiokprod[snappy]'"
             ) from exc
         self._snappy: Any = snappy
         self._error: type[Exception] = DecompressionError
