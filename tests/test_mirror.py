@@ -49,7 +49,7 @@ ELSEWHERE = {
     "_net/sasl/oauthbearer": "security/test_sasl.py",
     "_net/sasl/plain": "security/test_sasl.py",
     "_net/sasl/scram": "security/test_sasl.py",
-    "_security/https": "security/test_tokens.py",
+    "_security/http_exchange": "security/test_tokens.py serdes/test_registry.py",
     "_security/jwt_bearer": "security/test_tokens.py",
     "_security/msk_iam": "security/test_tokens.py",
     "_security/oidc": "security/test_tokens.py",
