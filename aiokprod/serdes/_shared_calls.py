@@ -76,8 +76,11 @@ class SharedCalls(Generic[K, R]):
         self.__init__(*state)  # type: ignore[misc]
 
     def failure(self, key: K) -> RepeatableProblem | None:
-        """A copy of the error of the last call, if it ended less than a second ago."""
-        loop = asyncio.get_running_loop()
+        """A copy of the error of the last call, if it ended less than a second ago. None without a
+        running loop."""
+        loop = _running_loop()
+        if loop is None:
+            return None
         calls = self._calls(loop)
         found = calls.failed.get(key)
         if found is None:
@@ -123,9 +126,8 @@ class SharedCalls(Generic[K, R]):
 
     def abandon(self) -> None:
         """Cancel the calls of the running loop; those who wait get an error."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = _running_loop()
+        if loop is None:
             return
         for call in [*self._calls(loop).running.values()]:
             if call.task is not None:
@@ -158,3 +160,10 @@ class SharedCalls(Generic[K, R]):
             del calls.failed[next(iter(calls.failed))]
         until = asyncio.get_running_loop().time() + _FAILURE_KEPT_S
         calls.failed[key] = (error, until)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
