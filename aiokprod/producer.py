@@ -481,6 +481,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it is being fetched.
+            SchemaMissing: the id of a serializer's schema is not known yet; it is being fetched.
             BufferFull: buffer_memory is exhausted.
             Others: as `send`.
         """

@@ -108,7 +108,7 @@ async def test_registry_that_is_down_stops_only_unknown_schemas() -> None:
         await producer.warm(["users"])
         server.is_down = True
         begun = now()
-        with pytest.raises(SerializationError, match="others-value.*ConnectionRefused") as caught:
+        with pytest.raises(SerializationError, match=r"others-value.*ConnectionRefused") as caught:
             await producer.send("others", BOB)
         assert now() - begun <= 2.0
         assert caught.value.retriable
@@ -128,7 +128,7 @@ async def test_registry_that_does_not_respond_is_waited_for_until_max_block_ms()
             await producer.send("users", BOB)
         assert now() - begun == pytest.approx(2.0)
     async with producer_for(cluster, avro(server)) as producer:
-        with pytest.raises(SerializationError, match="users-value.*no answer within 10 s"):
+        with pytest.raises(SerializationError, match=r"users-value.*no answer within 10 s"):
             await producer.send("users", BOB)
 
 
@@ -137,7 +137,7 @@ async def test_failure_is_not_a_request_for_each_record() -> None:
     cluster, server = cluster_with(), MemoryRegistry()
     async with producer_for(cluster, avro(server)) as producer:
         for _ in range(50):
-            with pytest.raises(SerializationError, match="users-value.*status 404, code 40401"):
+            with pytest.raises(SerializationError, match=r"users-value.*status 404, code 40401"):
                 await producer.send("users", BOB)
         with pytest.raises(SerializationError, match="code 40401"):
             producer.try_submit("users", BOB)
@@ -197,8 +197,8 @@ async def test_warm_names_topic_and_reason() -> None:
     async with producer_for(cluster, avro(server)) as producer:
         with pytest.raises(
             SerializationError,
-            match="topic 'users': value_serializer AvroSerializer cannot be prepared: subject "
-            "'users-value'.*40401",
+            match=r"topic 'users': value_serializer AvroSerializer cannot be prepared: subject "
+            r"'users-value'.*40401",
         ):
             await producer.warm(["users"])
 
