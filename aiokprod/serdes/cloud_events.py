@@ -12,7 +12,7 @@ from aiokprod.records import Header
 from aiokprod.serdes._extras import extra
 
 if TYPE_CHECKING:
-        from aiokprod import Producer, RecordMetadata
+    from aiokprod import Producer, RecordMetadata
 
 __all__ = ["event_record", "send_event"]
 
