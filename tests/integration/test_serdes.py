@@ -3,6 +3,7 @@ confluent-kafka, with srfake of franz-go as the registry that both ask."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,13 @@ def srfake() -> Iterator[SrfakeRegistry]:
         yield registry
 
 
+@pytest.fixture
+def contexts() -> Iterator[contextlib.ExitStack]:
+    """What is entered is left at the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 def read(bootstrap_servers: str, topic: str, count: int) -> list[Any]:
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "serdes"})
     try:
@@ -66,13 +74,14 @@ def values(kind: str) -> list[Any]:
 def test_records_are_read_by_the_deserializers_of_confluent(
     kafka_cluster: KafkaCluster,
     srfake: SrfakeRegistry,
+    contexts: contextlib.ExitStack,
     run_uvloop: Run,
     topic: str,
     kind: str,
     framing: Framing,
 ) -> None:
     registry = Registry(srfake.url)
-    client = SchemaRegistryClient({"url": srfake.url})
+    client = contexts.enter_context(SchemaRegistryClient({"url": srfake.url}))
     ours: Any
     theirs: Any
     if kind == "avro":

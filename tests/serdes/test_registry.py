@@ -195,7 +195,7 @@ def test_certificate_that_is_not_trusted(server: Server, scheme: str) -> None:
     if scheme == "http":
         pytest.skip("has no certificate")
     registry = Registry(f"https://127.0.0.1:{server.port}", auth=Secret("canary-token"))
-    with pytest.raises(RegistryError, match="certificate of https://127.0.0.1") as caught:
+    with pytest.raises(RegistryError, match=r"certificate of https://127.0.0.1") as caught:
         ask(registry)
     assert not caught.value.retriable
 
