@@ -115,7 +115,7 @@ def test_schema_that_is_not_registered_is_refused_until_it_is(
 ) -> None:
     async def scenario() -> None:
         registry = Registry(srfake.url)
-        options = {"bootstrap_servers": kafka_cluster.bootstrap_servers}
+        options: dict[str, Any] = {"bootstrap_servers": kafka_cluster.bootstrap_servers}
         async with Producer(**options, value_serializer=AvroSerializer(registry, USER)) as producer:
             with pytest.raises(SerializationError, match=f"{topic}-value.*status 404, code 40401"):
                 await producer.send(topic, {"name": "canary", "age": None})

@@ -90,7 +90,7 @@ _FILES: Final = [
           "proto2"),
 ]  # fmt: skip
 for _one in _FILES:
-    _POOL.Add(_one)  # type: ignore[no-untyped-call]
+    _POOL.Add(_one)
 
 
 def message_class(name: str) -> Any:
