@@ -137,6 +137,8 @@ release-checks: $(VENV)/.test
 	$(MAKE) kerberos
 	.ci/prometheus
 	AIOKPROD_SPAN_SEEDS=10 $(PY) -m pytest -n 2 tests/observe/test_accounting.py
+	AIOKPROD_SERDES_RECORDS=100000 $(PY) -m pytest -n 2 -o faulthandler_timeout=0 \
+	    tests/serdes/test_bytes_of_confluent.py
 	$(PY) -m pytest tests/integration
 	$(MAKE) simulate detection differential mutants in-flight fuzz interrupts sanitize -j 1
 	$(MAKE) transactions chaos soak -j 1

@@ -538,6 +538,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it is being fetched.
+            SchemaMissing: the id of a serializer's schema is not known yet; it is being fetched.
             BufferFull: buffer_memory is exhausted.
             Others: as `send`.
         """
@@ -929,11 +930,14 @@ class Producer(Generic[K, V]):
         await runtime.metadata.wait_newer(generation, deadline=deadline)
 
     async def warm(self, topics: Iterable[str]) -> None:
-        """Fetch the metadata of `topics` and connect to their leaders, so that the first sends do
-        not wait for it. Waits up to max_block_ms.
+        """Fetch the metadata of `topics` and the ids of the serializers' schemas for them, and
+        connect to their leaders, so that the first sends do not wait for it. Waits up to
+        max_block_ms.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            SerializationError: a serializer cannot be prepared, for instance because the Schema
+                Registry does not have its schema.
             AuthenticationError: a broker rejected the credentials.
             ProducerClosed, ProducerFailed: the producer ended during the call.
         """
@@ -942,6 +946,7 @@ class Producer(Generic[K, V]):
         deadline = runtime.loop.time() + self._max_block
         for topic in names:
             await self.partitions_for(topic)
+        await self._serializers.warm(names, deadline)
         await runtime.warm_up.connect_leaders(names, deadline)
 
     # -- status ---------------------------------------------------------------------------------
