@@ -17,8 +17,14 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod._client.bulk_result import BulkResult
+from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
 from aiokprod._compat.aiokafka_errors import as_theirs
-from aiokprod.compat.aiokafka import AIOKafkaProducer, RecordMetadata, TopicPartition
+from aiokprod.compat.aiokafka import (
+    AIOKafkaProducer,
+    RecordMetadata,
+    TopicPartition,
+    TransactionContext,
+)
 from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.producer import Producer
 
@@ -26,6 +32,7 @@ try:
     from faststream._internal.parser import BatchCodecProto, DefaultCodec
     from faststream.kafka import KafkaBroker
     from faststream.kafka.configs import KafkaBrokerConfig
+    from faststream.kafka.exceptions import BatchBufferOverflowException
     from faststream.kafka.publisher.producer import AioKafkaFastProducerImpl
 except ImportError as missing:  # pragma: no cover
     raise ImportError(
@@ -36,7 +43,7 @@ except ImportError as missing:  # pragma: no cover
 if TYPE_CHECKING:
     from faststream.kafka.response import KafkaPublishCommand
 
-__all__ = ["BatchMetadata", "use_aiokprod"]
+__all__ = ["BatchMetadata", "transaction", "use_aiokprod"]
 
 B = TypeVar("B", bound=KafkaBroker)
 
@@ -47,7 +54,7 @@ _DEFAULTS: Final = {
 """What FastStream passes to aiokafka for arguments that the application did not give."""
 
 
-class BatchMetadata(RecordMetadata):  # type: ignore[misc]
+class BatchMetadata(RecordMetadata):
     """The result of `publish_batch`: the place of its first record.
 
     Attributes:
@@ -58,7 +65,13 @@ class BatchMetadata(RecordMetadata):  # type: ignore[misc]
 
 
 class AiokprodFastProducer(AioKafkaFastProducerImpl):
-    """FastStream's producer, on `AIOKafkaProducer` of aiokprod."""
+    """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
+
+    Attributes:
+        limit: the broker's `max_batch_size` if it has one, bytes.
+    """
+
+    limit: int | None = None
 
     async def publish_batch(self, cmd: KafkaPublishCommand) -> Any:
         """Send any number of messages, each to the partition of its key.
@@ -68,6 +81,8 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
         Raises:
             KafkaError: a message failed. `results` of the error has the outcome of every message.
+            BatchBufferOverflowException: the broker has an explicit `max_batch_size`, and the
+                messages exceed it; nothing was sent.
         """
         headers = cmd.headers_to_publish()
         if isinstance(self.codec, BatchCodecProto):
@@ -86,11 +101,19 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
                     found.insert(0, ("content-type", content_type.encode()))
             columns.append(found)
         count = len(encoded)
+        keys = [cmd.key_for(position) for position in range(count)]
+        producer: AIOKafkaProducer = self._producer.producer
+        if self.limit is not None:
+            size = HEADER_SIZE
+            for position, (message, _) in enumerate(encoded):
+                size += record_size(keys[position], message, columns[position])
+                if position and size > self.limit:  # aiokafka accepts any first record
+                    raise BatchBufferOverflowException(message_position=position)
         sending = _send(
-            self._producer.producer.producer,
+            producer.producer,
             cmd.destination,
             [message for message, _ in encoded],
-            keys=[cmd.key_for(position) for position in range(count)],
+            keys=keys,
             headers=columns,
             partition=cmd.partition,
             timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * count,
@@ -110,6 +133,7 @@ async def _send(
         failed.results = results  # type: ignore[attr-defined]
         raise failed from first.__cause__
     partition, times = results.partitions[0], columns["timestamps_ms"]
+    assert partition is not None  # no error: every record has one
     metadata = BatchMetadata(
         topic,
         partition,
@@ -137,7 +161,10 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
                 if name not in _DEFAULTS or value is not _DEFAULTS[name]
             }
             given.pop("loop", None)
-            producer = AIOKafkaProducer(**{**given, **self.aiokprod_settings})
+            arguments = {**given, **self.aiokprod_settings}
+            producer = AIOKafkaProducer(**arguments)
+            assert isinstance(self.producer, AiokprodFastProducer)
+            self.producer.limit = arguments.get("max_batch_size")
             await self.producer.connect(
                 producer,
                 serializer=self.fd_config._serializer,
@@ -168,7 +195,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
         The same broker.
 
     `publish` works as before. `publish_batch` sends any number of messages, each to the partition
-    of its key, and does not raise BatchBufferOverflowException.
+    of its key. It raises BatchBufferOverflowException only if `max_batch_size` is given.
 
     Raises:
         ConfigError: it is another broker, or it is connected already.
@@ -186,3 +213,24 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     assert isinstance(config, AiokprodBrokerConfig)
     config.aiokprod_settings = settings
     return broker
+
+
+def transaction(broker: KafkaBroker) -> TransactionContext:
+    """``async with transaction(broker)``: what the block publishes is committed at its end, and
+    aborted on an exception.
+
+    Args:
+        broker: connected, with a `transactional_id`. Only one task may have a transaction open.
+
+    Raises:
+        ConfigError: the broker does not publish through aiokprod, or is not connected.
+        IllegalOperation: it has no transactional_id, or a transaction is open (on entry).
+    """
+    producer = broker.config.broker_config.producer
+    if not isinstance(producer, AiokprodFastProducer) or not producer:
+        raise ConfigError(
+            "transaction: pass a broker of use_aiokprod(KafkaBroker(..., transactional_id=...)) "
+            "after broker.start()"
+        )
+    inner: AIOKafkaProducer = producer._producer.producer
+    return inner.transaction()

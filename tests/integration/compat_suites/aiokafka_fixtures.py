@@ -1,8 +1,7 @@
-"""Runs aiokafka's own tests (release 0.14.0, unchanged) with `aiokprod.compat.aiokafka`.
+"""A pytest plug-in for aiokafka's own tests, in the place of its conftest.py.
 
-Replaces the fixtures that start Kafka in Docker by a node of `KafkaCluster`.
-`tests/integration/test_aiokafka_suite.py` runs this folder in a separate process, because
-`install` changes aiokafka for the whole process.
+Replaces the fixtures that start Kafka in Docker by a node of `KafkaCluster`, and aiokafka's producer
+by that of `aiokprod.compat.aiokafka`.
 """
 
 from __future__ import annotations
