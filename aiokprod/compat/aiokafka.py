@@ -15,6 +15,7 @@ docs/migration/aiokafka.md lists what is the same and what differs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import sys
@@ -45,7 +46,6 @@ from aiokprod.errors import (
 from aiokprod.producer import Producer
 from aiokprod.records import Header
 from aiokprod.security import Secret
-
 
 
 class TopicPartition(NamedTuple):
@@ -82,10 +82,8 @@ class OffsetAndMetadata(NamedTuple):
 
 
 if not TYPE_CHECKING:  # aiokafka has no types
-    try:
+    with contextlib.suppress(ImportError):
         from aiokafka.structs import OffsetAndMetadata, RecordMetadata, TopicPartition
-    except ImportError:  # pragma: no cover
-        pass
 
 
 __all__ = [

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod._client.bulk_result import BulkResult
@@ -29,7 +31,7 @@ from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.producer import Producer
 
 try:
-    from faststream._internal.parser import BatchCodecProto, DefaultCodec
+    from faststream._internal.parser import BatchCodecProto
     from faststream.kafka import KafkaBroker
     from faststream.kafka.configs import KafkaBrokerConfig
     from faststream.kafka.exceptions import BatchBufferOverflowException
@@ -68,10 +70,18 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
 
     Attributes:
+        arguments: of `AIOKafkaProducer`, set before `connect`.
         limit: the broker's `max_batch_size` if it has one, bytes.
     """
 
+    arguments: Mapping[str, Any] = MappingProxyType({})
     limit: int | None = None
+
+    async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
+        """Start a producer of aiokprod in the place of `producer`, which was not started."""
+        await producer.stop()
+        self.limit = self.arguments.get("max_batch_size")
+        await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
 
     async def publish_batch(self, cmd: KafkaPublishCommand) -> Any:
         """Send any number of messages, each to the partition of its key.
@@ -153,34 +163,22 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
     aiokprod_settings: dict[str, Any]
 
     async def connect(self, **connection_kwargs: Any) -> None:
-        """Start the producer, then the admin client and the builder of consumers."""
-        if not self.consumer_only:
-            given = {
-                name: value
-                for name, value in connection_kwargs.items()
-                if name not in _DEFAULTS or value is not _DEFAULTS[name]
-            }
-            given.pop("loop", None)
-            arguments = {**given, **self.aiokprod_settings}
-            producer = AIOKafkaProducer(**arguments)
-            assert isinstance(self.producer, AiokprodFastProducer)
-            self.producer.limit = arguments.get("max_batch_size")
-            await self.producer.connect(
-                producer,
-                serializer=self.fd_config._serializer,
-                codec=self.broker_codec or DefaultCodec(),
-            )
-            try:
-                await self.admin.connect(**connection_kwargs)
-            except BaseException:
-                await self.producer.disconnect()
-                raise
-        consumer_only = self.consumer_only
-        self.consumer_only = True  # what is left is the builder of consumers
+        """Connect as FastStream does, with the producer of aiokprod."""
+        given = {
+            name: value
+            for name, value in connection_kwargs.items()
+            if name not in _DEFAULTS or value is not _DEFAULTS[name]
+        }
+        given.pop("loop", None)
+        producer = self.producer
+        assert isinstance(producer, AiokprodFastProducer)
+        producer.arguments = {**given, **self.aiokprod_settings}
         try:
             await super().connect(**connection_kwargs)
-        finally:
-            self.consumer_only = consumer_only
+        except BaseException:
+            if producer:
+                await producer.disconnect()
+            raise
 
 
 def use_aiokprod(broker: B, **settings: Any) -> B:

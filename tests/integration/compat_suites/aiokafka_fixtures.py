@@ -1,7 +1,7 @@
 """A pytest plug-in for aiokafka's own tests, in the place of its conftest.py.
 
-Replaces the fixtures that start Kafka in Docker by a node of `KafkaCluster`, and aiokafka's producer
-by that of `aiokprod.compat.aiokafka`.
+Replaces the fixtures that start Kafka in Docker by a node of `KafkaCluster`, and aiokafka's
+producer by that of `aiokprod.compat.aiokafka`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A pytest plug-in for the tests of opentelemetry-instrumentation-aiokafka.
 
-Those that send replace `producer._message_accumulator.add_message`, where aiokafka's producer hands
-its records on. Here that is `Producer.submit`, so a class of the tests' own passes its records to the
-mock in aiokafka's form.
+Those that send replace `producer._message_accumulator.add_message`, where aiokafka's producer
+hands its records on. Here that is `Producer.submit`, so a class of this module passes its records
+to the mock in aiokafka's form.
 """
 
 from __future__ import annotations
