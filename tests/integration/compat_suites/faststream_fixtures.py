@@ -6,6 +6,7 @@ FastStream's package here.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,8 +38,7 @@ def servers() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def over_aiokprod(servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the brokers of the tests publish through aiokprod, and check that they did."""
-    from tests.brokers.kafka.basic import KafkaTestcaseConfig  # type: ignore[import-not-found]
-
+    basic = importlib.import_module("tests.brokers.kafka.basic")
     made: list[KafkaBroker] = []
 
     def get_broker(_: Any, apply_types: bool = False, **options: Any) -> KafkaBroker:
@@ -46,7 +46,7 @@ def over_aiokprod(servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         made.append(broker)
         return broker
 
-    monkeypatch.setattr(KafkaTestcaseConfig, "get_broker", get_broker)
+    monkeypatch.setattr(basic.KafkaTestcaseConfig, "get_broker", get_broker)
     yield
     assert made
     for broker in made:
