@@ -15,7 +15,6 @@ docs/migration/aiokafka.md lists what is the same and what differs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import sys
@@ -47,44 +46,47 @@ from aiokprod.producer import Producer
 from aiokprod.records import Header
 from aiokprod.security import Secret
 
+try:
+    import aiokafka.structs as _theirs
+except ImportError:  # pragma: no cover
+    _theirs = None
 
-class TopicPartition(NamedTuple):
-    """A topic and one of its partitions."""
+if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
 
-    topic: str
-    partition: int
+    class TopicPartition(NamedTuple):
+        """A topic and one of its partitions."""
 
+        topic: str
+        partition: int
 
-class RecordMetadata(NamedTuple):
-    """Where a record is, as aiokafka reports it.
+    class RecordMetadata(NamedTuple):
+        """Where a record is, as aiokafka reports it.
 
-    Attributes:
-        offset: None for a detected duplicate.
-        timestamp: Unix time in ms.
-        timestamp_type: always 0, CreateTime.
-        log_start_offset: always None.
-    """
+        Attributes:
+            offset: None for a detected duplicate.
+            timestamp: Unix time in ms.
+            timestamp_type: always 0, CreateTime.
+            log_start_offset: always None.
+        """
 
-    topic: str
-    partition: int
-    topic_partition: TopicPartition
-    offset: int | None
-    timestamp: int | None
-    timestamp_type: int
-    log_start_offset: int | None
+        topic: str
+        partition: int
+        topic_partition: TopicPartition
+        offset: int | None
+        timestamp: int | None
+        timestamp_type: int
+        log_start_offset: int | None
 
+    class OffsetAndMetadata(NamedTuple):
+        """An offset to commit, as aiokafka's."""
 
-class OffsetAndMetadata(NamedTuple):
-    """An offset to commit, as aiokafka's."""
+        offset: int
+        metadata: str = ""
 
-    offset: int
-    metadata: str = ""
-
-
-if not TYPE_CHECKING:  # aiokafka has no types
-    with contextlib.suppress(ImportError):
-        from aiokafka.structs import OffsetAndMetadata, RecordMetadata, TopicPartition
-
+else:
+    OffsetAndMetadata = _theirs.OffsetAndMetadata
+    RecordMetadata = _theirs.RecordMetadata
+    TopicPartition = _theirs.TopicPartition
 
 __all__ = [
     "AIOKafkaProducer",
