@@ -33,6 +33,11 @@ ALLOWED = {
     "compat": {"foundation", "facade", "_compat", "compat"},
     "testing": {"_core", "foundation", "_wire", "testing"},
 }
+MORE_ALLOWED = {
+    # A subclass of `Producer`, which changes the order in which its engine sends.
+    "aiokprod.testing.recording_producer": {"facade", "_engine"},
+}
+"""Besides what the layer of the module may import."""
 SPARK_MAY_IMPORT = {
     "aiokprod._client.cluster_client",
     "aiokprod._log_fields",  # its log records have the same fields
@@ -88,11 +93,12 @@ def test_layers_module_imports_only_to_its_right(path: Path) -> None:
         assert not hidden, f"{name_of(path)} imports private modules"
         return
     assert layer in ALLOWED, f"{name_of(path)} belongs to no layer: name it in this test"
+    allowed = ALLOWED[layer] | MORE_ALLOWED.get(name_of(path), set())
     for imported in imports_of(path):
         target = layer_of(imported)
         if layer == "testing" and target is None:
             continue  # the kit may use the public names
-        assert target in ALLOWED[layer], f"{name_of(path)} ({layer}) imports {imported} ({target})"
+        assert target in allowed, f"{name_of(path)} ({layer}) imports {imported} ({target})"
 
 
 def spark_may_import(module: str) -> bool:
