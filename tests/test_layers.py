@@ -35,6 +35,11 @@ ALLOWED = {
     "testing": {"_core", "foundation", "_wire", "testing"},
     "_cli": {"_core", "foundation", "facade", "_cli"},
 }
+MORE_ALLOWED = {
+    # A subclass of `Producer`, which changes the order in which its engine sends.
+    "aiokprod.testing.recording_producer": {"facade", "_engine"},
+}
+"""Besides what the layer of the module may import."""
 SPARK_MAY_IMPORT = {
     "aiokprod._client.cluster_client",
     "aiokprod._log_fields",  # its log records have the same fields
@@ -90,9 +95,10 @@ def test_layers_module_imports_only_to_its_right(path: Path) -> None:
         assert not hidden, f"{name_of(path)} imports private modules"
         return
     assert layer in ALLOWED, f"{name_of(path)} belongs to no layer: name it in this test"
+    allowed = ALLOWED[layer] | MORE_ALLOWED.get(name_of(path), set())
     for imported in imports_of(path):
         target = layer_of(imported)
-        if layer in {"testing", "serdes"} and target is None:
+        if layer in {"testing", "serdes", "_cli"} and target is None:
             continue  # they may use the public names
         assert target in ALLOWED[layer], f"{name_of(path)} ({layer}) imports {imported} ({target})"
 
