@@ -29,13 +29,17 @@ class RepeatableProblem(SerializerProblem):
 
 
 class _Call(Generic[R]):
-    """A call in progress. `done` gets the result or the error, and never an exception: it may be
-    that no task waits for it."""
+    """A call in progress.
 
-    def __init__(self, done: asyncio.Future[R | RepeatableProblem]) -> None:
-        self.done = done
+    Attributes:
+        waiters: a future of each task that waits. They get the result or the error, and never an
+            exception. `asyncio.shield` of one future would do as well, but if thousands of records
+            reach their deadline together, each removal of its callback looks at all of them.
+    """
+
+    def __init__(self) -> None:
+        self.waiters: dict[asyncio.Future[R | RepeatableProblem], None] = {}
         self.task: asyncio.Task[None] | None = None
-        self.waiting = 0
 
 
 class _LoopCalls(Generic[K, R]):
@@ -97,7 +101,7 @@ class SharedCalls(Generic[K, R]):
         calls = self._calls(loop)
         call = calls.running.get(key)
         if call is None:
-            call = calls.running[key] = _Call(loop.create_future())
+            call = calls.running[key] = _Call()
             call.task = loop.create_task(
                 self._run(calls, key, call, make), name="aiokprod-schema-lookup"
             )
@@ -113,13 +117,15 @@ class SharedCalls(Generic[K, R]):
         if failure is not None:
             raise failure
         call = self.start(key, make)
-        call.waiting += 1
+        waiter: asyncio.Future[R | RepeatableProblem] = asyncio.get_running_loop().create_future()
+        call.waiters[waiter] = None
         try:
-            answer = await asyncio.shield(call.done)
+            answer = await waiter
         finally:
-            call.waiting -= 1
-            if not call.waiting and not self._keeps_running and call.task is not None:
+            call.waiters.pop(waiter, None)
+            if not call.waiters and not self._keeps_running and call.task is not None:
                 call.task.cancel()  # has no effect if it has ended
+                self._forget(key, call)  # the next task begins a new one
         if isinstance(answer, RepeatableProblem):
             raise answer.copy()
         return answer
@@ -150,9 +156,15 @@ class SharedCalls(Generic[K, R]):
             answer = error.copy() if isinstance(error, RepeatableProblem) else self._describe(error)
             self._remember(calls, key, answer)
         finally:
-            calls.running.pop(key, None)
-            if not call.done.done():
-                call.done.set_result(answer)
+            self._forget(key, call)
+            for waiter in call.waiters:
+                if not waiter.done():
+                    waiter.set_result(answer)
+
+    def _forget(self, key: K, call: _Call[R]) -> None:
+        running = self._calls(asyncio.get_running_loop()).running
+        if running.get(key) is call:
+            del running[key]
 
     def _remember(self, calls: _LoopCalls[K, R], key: K, error: RepeatableProblem) -> None:
         calls.failed.pop(key, None)

@@ -191,9 +191,8 @@ def test_answers_of_something_else(server: Server, scheme: str, answer: Any, tex
         ask(registry_of(server, scheme))
 
 
-def test_certificate_that_is_not_trusted(server: Server, scheme: str) -> None:
-    if scheme == "http":
-        pytest.skip("has no certificate")
+@pytest.mark.parametrize("scheme", ["https"])
+def test_certificate_that_is_not_trusted(server: Server) -> None:
     registry = Registry(f"https://127.0.0.1:{server.port}", auth=Secret("canary-token"))
     with pytest.raises(RegistryError, match=r"certificate of https://127.0.0.1") as caught:
         ask(registry)
