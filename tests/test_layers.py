@@ -100,7 +100,7 @@ def test_layers_module_imports_only_to_its_right(path: Path) -> None:
         target = layer_of(imported)
         if layer in {"testing", "serdes", "_cli"} and target is None:
             continue  # they may use the public names
-        assert target in ALLOWED[layer], f"{name_of(path)} ({layer}) imports {imported} ({target})"
+        assert target in allowed, f"{name_of(path)} ({layer}) imports {imported} ({target})"
 
 
 def spark_may_import(module: str) -> bool:
