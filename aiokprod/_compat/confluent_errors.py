@@ -89,7 +89,7 @@ def _class_of_both(ours: type[KafkaError]) -> type[KafkaError]:
 
 def _reduce(error: KafkaError) -> tuple[Any, ...]:
     """Pickles as aiokprod's error; a `confluent_kafka.KafkaError` cannot be pickled reliably."""
-    ours = type(error).__bases__[0]
+    ours: type[KafkaError] = type(error).__bases__[0]
     plain = ours.__new__(ours)
     plain.args = (error.message,)
     plain.__dict__.update(error.__dict__)

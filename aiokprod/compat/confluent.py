@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -34,10 +34,10 @@ from aiokprod.security import Credentials
 
 __all__ = [
     "AIOProducer",
-    "BrokerMetadata",
+    "BrokerView",
     "ClusterMetadata",
-    "Message",
     "PartitionMetadata",
+    "ProducedMessage",
     "TopicMetadata",
 ]
 
@@ -49,10 +49,10 @@ TIMESTAMP_NOT_AVAILABLE: Final = 0
 TIMESTAMP_CREATE_TIME: Final = 1
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
-OnDelivery = Callable[[Any, "Message"], object]
+OnDelivery = Callable[[Any, "ProducedMessage"], object]
 
 
-class Message:
+class ProducedMessage:
     """A record and where it is, with the methods of `confluent_kafka.Message`."""
 
     __slots__ = ("_error", "_headers", "_key", "_latency", "_metadata", "_topic", "_value")
@@ -118,7 +118,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerMetadata:
+class BrokerView:
     """A broker, as in `confluent_kafka.admin.BrokerMetadata`."""
 
     id: int
@@ -152,7 +152,7 @@ class ClusterMetadata:
 
     cluster_id: str | None
     controller_id: int
-    brokers: dict[int, BrokerMetadata]
+    brokers: dict[int, BrokerView]
     topics: dict[str, TopicMetadata]
 
 
@@ -167,7 +167,7 @@ def _bytes(field: str, value: Any) -> bytes | None:
 def _headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
     if not headers:
         return None
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    pairs: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers
     made: list[tuple[str, bytes | None]] = []
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
@@ -266,7 +266,7 @@ class AIOProducer:
         on_delivery: OnDelivery | None = None,
         timestamp: int = 0,
         headers: Headers | None = None,
-    ) -> asyncio.Future[Message]:
+    ) -> asyncio.Future[ProducedMessage]:
         """Append one record and return the future of its outcome, which needs no `flush`.
 
         Args:
@@ -277,8 +277,8 @@ class AIOProducer:
             headers: a dict, or a list of pairs.
 
         Returns:
-            A future: `Message`. It fails with a `KafkaException`; `.outcome` says whether the
-            record may be in the log. Cancelling it does not stop the record.
+            A future: `ProducedMessage`. It fails with a `KafkaException`; `.outcome` says whether
+            the record may be in the log. Cancelling it does not stop the record.
 
         Raises:
             TypeError: a key, value or header has another type; nothing was sent.
@@ -290,13 +290,13 @@ class AIOProducer:
         key_bytes, value_bytes = _bytes("key", key), _bytes("value", value)
         pairs = _headers(headers)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Message] = loop.create_future()
+        future: asyncio.Future[ProducedMessage] = loop.create_future()
         started = loop.time()
 
         def settle(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
             self._pending -= 1
             reason = None if error is None else their_error(error)
-            message = Message(
+            message = ProducedMessage(
                 topic, key_bytes, value_bytes, pairs, metadata, reason, loop.time() - started
             )
             try:
@@ -487,6 +487,6 @@ def _cluster_metadata(snapshot: ClusterSnapshot, topic: str) -> ClusterMetadata:
     return ClusterMetadata(
         snapshot.cluster_id,
         -1 if snapshot.controller_id is None else snapshot.controller_id,
-        {n: BrokerMetadata(n, node.host, node.port) for n, node in snapshot.nodes.items()},
+        {n: BrokerView(n, node.host, node.port) for n, node in snapshot.nodes.items()},
         {topic: TopicMetadata(topic, partitions)},
     )

@@ -14,20 +14,17 @@ import confluent_kafka
 import pytest
 
 from aiokprod import errors
-from aiokprod.compat.confluent import AIOProducer, Message
+from aiokprod.compat.confluent import AIOProducer, ProducedMessage
 from aiokprod.errors import Code, ConfigError, Outcome
 from aiokprod.testing.fake_cluster import FakeCluster
 from tests.virtual_time import in_virtual_time
 
 
-def make(cluster: FakeCluster, arguments: dict[str, Any] | None = None, **conf: Any) -> AIOProducer:
+def make(cluster: FakeCluster, conf: dict[str, Any] | None = None, **arguments: Any) -> AIOProducer:
     return AIOProducer(
-        {
-            "bootstrap.servers": cluster.bootstrap_servers,
-            **{name.replace("_", "."): value for name, value in conf.items()},
-        },
-        **(arguments or {}),
+        {"bootstrap.servers": cluster.bootstrap_servers, **(conf or {})},
         environment=cluster.environment(),
+        **arguments,
     )
 
 
@@ -37,7 +34,7 @@ def make(cluster: FakeCluster, arguments: dict[str, Any] | None = None, **conf: 
 @in_virtual_time
 async def test_report_2154_a_future_needs_no_flush(arguments: dict[str, Any]) -> None:
     cluster = FakeCluster(default_partitions=1)
-    async with make(cluster, arguments) as producer:
+    async with make(cluster, **arguments) as producer:
         started = asyncio.get_running_loop().time()
         message = await (await producer.produce("t", value=b"message"))
         # confluent-kafka's buffer timeout is 1 s, without which its future was never done.
@@ -49,7 +46,7 @@ async def test_report_2154_a_future_needs_no_flush(arguments: dict[str, Any]) ->
 @in_virtual_time
 async def test_report_2276_1800_records_in_the_order_of_the_calls_without_flush() -> None:
     cluster = FakeCluster(default_partitions=1)
-    async with make(cluster, **{"linger.ms": 30, "batch.num.messages": 2000}) as producer:
+    async with make(cluster, {"linger.ms": 30, "batch.num.messages": 2000}) as producer:
         started = asyncio.get_running_loop().time()
         futures = [await producer.produce("t", f"v{n}", key=f"k{n}") for n in range(1800)]
         messages = await asyncio.gather(*futures)
@@ -102,7 +99,7 @@ async def test_wrong_types_raise_and_send_nothing(arguments: Any, text: str) -> 
 @in_virtual_time
 async def test_a_failed_record_is_a_kafka_exception_with_an_outcome() -> None:
     cluster = FakeCluster(default_partitions=1)
-    seen: list[tuple[Any, Message]] = []
+    seen: list[tuple[Any, ProducedMessage]] = []
     async with make(cluster) as producer:
         await (await producer.produce("t", b"first"))
         cluster.fail_produce(("t", 0), Code.TOPIC_AUTHORIZATION_FAILED)
@@ -111,7 +108,7 @@ async def test_a_failed_record_is_a_kafka_exception_with_an_outcome() -> None:
         )
         with pytest.raises(confluent_kafka.KafkaException) as raised:
             await future
-    error = raised.value
+    error: Any = raised.value
     assert isinstance(error, errors.AuthorizationError)
     assert error.outcome is Outcome.REJECTED
     assert error.args[0].code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -166,7 +163,7 @@ async def test_keys_have_librdkafkas_partitions_by_default() -> None:
 @in_virtual_time
 async def test_transactions() -> None:
     cluster = FakeCluster(default_partitions=1)
-    async with make(cluster, **{"transactional.id": "tx"}) as producer:
+    async with make(cluster, {"transactional.id": "tx"}) as producer:
         await producer.init_transactions(10)
         await producer.begin_transaction()
         kept = await producer.produce("t", b"kept")
@@ -233,7 +230,7 @@ async def test_init_transactions_needs_a_transactional_id() -> None:
 
 @in_virtual_time
 async def test_settings_without_effect_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with make(FakeCluster(), **{"batch.num.messages": 10, "debug": "all"}):
+    async with make(FakeCluster(), {"batch.num.messages": 10, "debug": "all"}):
         pass
     (record,) = [r for r in caplog.records if r.name == "aiokprod.compat"]
     assert "batch.num.messages: batches are limited by bytes" in record.getMessage()
