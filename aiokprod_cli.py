@@ -123,6 +123,11 @@ def _config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         description="Prints the settings as keyword arguments of Producer; secrets are masked.",
     )  # fmt: skip
     parser.add_argument("file", metavar="FILE", help="a .properties or .json file")
+    parser.add_argument(
+        "--from", dest="source", default="java",
+        choices=("java", "librdkafka", "aiokafka", "kafka-python"),
+        help="whose names the settings have; java (default) are aiokprod's own too",
+    )  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

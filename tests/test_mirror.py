@@ -29,6 +29,7 @@ ELSEWHERE = {
     "_client/warm_up": "scenarios/test_api_edge_cases.py",
     "_compat/aiokafka_batch": "compat/test_aiokafka.py",
     "_compat/aiokafka_client": "compat/test_aiokafka.py",
+    "_compat/confluent_errors": "compat/test_confluent.py",
     "_compat/future_results": "compat/test_aiokafka.py",
     "_compat/bootstrap_watch": "compat/test_aiokafka.py",
     "_config/fields": "foundation/test_config.py",

@@ -152,11 +152,17 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def config(options: Namespace) -> int:
-    """`aiokprod config`: the settings as keyword arguments."""
-    mapping = read_file(options.file)
-    checked = ProducerConfig.from_mapping(mapping)
+    """`aiokprod config`: the settings as keyword arguments; remarks go to standard error."""
+    from aiokprod._cli.translation import translated
+
+    result = translated(options.source, read_file(options.file))
+    for text in result.remarks:
+        print(f"aiokprod: {text}", file=sys.stderr)
+    checked = ProducerConfig.from_mapping(result.settings)
     print("Producer(")
-    for name in sorted({key.strip().replace(".", "_") for key in mapping}):
+    for name in sorted({key.strip().replace(".", "_") for key in result.settings}):
         print(f"    {name}={getattr(checked, name)!r},")
+    for name, text in sorted(result.arguments.items()):
+        print(f"    {name}={text},")
     print(")")
     return DONE

@@ -1,0 +1,104 @@
+"""Configurations of other clients, for `aiokprod config --from`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokprod.errors import ConfigError
+
+_KAFKA_PYTHON: Final = {
+    "ssl_cafile": "ssl_truststore_location",
+    "ssl_certfile": "ssl_keystore_location",
+    "ssl_keyfile": "ssl_key_location",
+    "ssl_password": "ssl_key_password",
+    "ssl_crlfile": "ssl_crl_location",
+    "sasl_plain_username": "sasl_username",
+    "sasl_plain_password": "sasl_password",
+    "sasl_oauth_token_provider": "sasl_token_provider",
+}
+"""Settings of kafka-python with another name and the same meaning."""
+
+_NUMBERS: Final = ("_ms", "_size")
+"""Ends of the names of aiokafka's arguments that are whole numbers."""
+
+
+@dataclass(slots=True)
+class Translation:
+    """A configuration in aiokprod's terms.
+
+    Attributes:
+        settings: for `ProducerConfig.from_mapping`.
+        arguments: other arguments of `Producer`, as Python text.
+        remarks: what has no effect, and where behaviour differs.
+    """
+
+    settings: dict[str, Any] = field(repr=False)
+    arguments: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def translated(source: str, mapping: dict[str, Any]) -> Translation:
+    """The translation of a file's settings.
+
+    Args:
+        source: "java", "librdkafka", "aiokafka" or "kafka-python".
+
+    Raises:
+        ConfigError: a setting is refused or invalid; the error has the reason.
+    """
+    if source == "librdkafka":
+        return _librdkafka(mapping)
+    if source == "aiokafka":
+        return _aiokafka(mapping)
+    if source == "kafka-python":
+        return _kafka_python(mapping)
+    return Translation(dict(mapping))
+
+
+def _librdkafka(mapping: dict[str, Any]) -> Translation:
+    from aiokprod._compat.librdkafka_settings import translate
+
+    found = translate(mapping)
+    arguments = {}
+    if found.partitioner is not None:
+        arguments["partitioner"] = f"{type(found.partitioner).__name__}()"
+    remarks = tuple(f"no effect: {text}" for text in found.without_effect)
+    if "sasl_token_provider" in found.settings:
+        remarks += ("sasl_token_provider: pass OidcTokens(url, client_id, client_secret)",)
+    return Translation(found.settings, arguments, remarks)
+
+
+def _aiokafka(mapping: dict[str, Any]) -> Translation:
+    from aiokprod._compat.aiokafka_settings import translate
+
+    given = {name: _typed(name, value) for name, value in mapping.items()}
+    found = translate(given, "aiokprod")
+    return Translation(found.settings, {}, tuple(f"default: {text}" for text in found.differences))
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value of a .properties file with the type that aiokafka's argument has."""
+    if not isinstance(value, str):
+        return value
+    if name == "enable_idempotence" and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if name == "acks" or name.endswith(_NUMBERS):
+        try:
+            return int(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _kafka_python(mapping: dict[str, Any]) -> Translation:
+    settings: dict[str, Any] = {}
+    for name, value in mapping.items():
+        ours = _KAFKA_PYTHON.get(name, name)
+        if name == "ssl_check_hostname":
+            ours = "ssl_endpoint_identification_algorithm"
+            value = "" if value in (False, "False", "false") else "https"
+        if ours in settings:
+            raise ConfigError(f"{name!r} and {ours!r} are the same setting: remove one")
+        settings[ours] = value
+    return Translation(settings)

@@ -1,0 +1,422 @@
+"""Settings of librdkafka and confluent-kafka-python as settings of aiokprod.
+
+`KEYS` is the only list: `AIOProducer`, `aiokprod config --from librdkafka` and the table of
+docs/migration/confluent-kafka.md use it. Source: CONFIGURATION.md of librdkafka.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiokprod._redaction import redacted
+from aiokprod.errors import ConfigError
+from aiokprod.partitioners import AnyPartitioner, ConsistentRandomPartitioner
+from aiokprod.security import OidcTokens, Secret
+
+
+class Support(enum.Enum):
+    """What happens to a setting."""
+
+    SAME = "supported"
+    TRANSLATED = "translated"
+    WITHOUT_EFFECT = "accepted without effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A setting of librdkafka.
+
+    Attributes:
+        setting: the setting of aiokprod; "" if there is none.
+        note: the difference, or the reason why the setting has no effect or is refused.
+        convert: the value for `setting`; None keeps it.
+        accepted: values of a refused setting that ask for what aiokprod does anyway, lower case.
+    """
+
+    support: Support
+    setting: str = ""
+    note: str = ""
+    convert: Callable[[str, Any], Any] | None = None
+    accepted: tuple[str, ...] = ()
+
+
+def _number(name: str, value: Any) -> int:
+    if isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be a whole number")
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={value!r}: must be a whole number") from None
+
+
+def _bytes_of_kbytes(name: str, value: Any) -> int:
+    return _number(name, value) * 1024
+
+
+def _delivery_timeout(name: str, value: Any) -> int:
+    """0 is without a limit in librdkafka; the longest here is 24 days."""
+    return _number(name, value) or 2**31 - 1
+
+
+def _system_default(name: str, value: Any) -> int:
+    """0 is the system's size of a socket buffer in librdkafka, -1 is it here."""
+    return _number(name, value) or -1
+
+
+def _never_if_zero(name: str, value: Any) -> int:
+    return _number(name, value) or -1
+
+
+def _host_check(_name: str, value: Any) -> Any:
+    return "" if value == "none" else value
+
+
+def _same(note: str = "") -> Key:
+    return Key(Support.SAME, note=note)
+
+
+def _to(setting: str, note: str = "", convert: Callable[[str, Any], Any] | None = None) -> Key:
+    return Key(Support.TRANSLATED, setting, note, convert)
+
+
+def _no_effect(note: str) -> Key:
+    return Key(Support.WITHOUT_EFFECT, note=note)
+
+
+def _refused(note: str, *accepted: str) -> Key:
+    return Key(Support.REFUSED, note=note, accepted=accepted)
+
+
+_CONTEXT: Final = "pass an ssl.SSLContext to Producer as ssl_context"
+_ASSERTION: Final = "pass JwtBearerTokens to Producer as sasl_token_provider"
+_CALLBACK: Final = "a callback of the C library; Producer takes an Observer instead"
+_OIDC: Final = "with sasl.oauthbearer.method=oidc: OidcTokens"
+_LOGGING: Final = 'the logger is "aiokprod"; configure it with the logging module'
+_VERSIONS: Final = "versions are always negotiated with each broker"
+_METADATA: Final = "the metadata of missing topics is requested with exponential backoff"
+
+KEYS: Final[dict[str, Key]] = {
+    # connection
+    "bootstrap.servers": _same("a server without a port gets 9092"),
+    "metadata.broker.list": _to("bootstrap_servers"),
+    "client.id": _same(),
+    "client.dns.lookup": _same(),
+    "socket.timeout.ms": _no_effect("request.timeout.ms limits every request"),
+    "socket.blocking.max.ms": _no_effect("no call blocks"),
+    "socket.send.buffer.bytes": _to("send_buffer_bytes", "0 becomes -1", _system_default),
+    "socket.receive.buffer.bytes": _to("receive_buffer_bytes", "0 becomes -1", _system_default),
+    "socket.keepalive.enable": _no_effect("connections_max_idle_ms closes unused connections"),
+    "socket.nagle.disable": _refused("Nagle's algorithm is always off", "true"),
+    "socket.max.fails": _no_effect("a connection with a request that timed out is closed"),
+    "broker.address.ttl": _no_effect("names are resolved for every connection"),
+    "broker.address.family": _refused("addresses of both families are tried", "any"),
+    "socket.connection.setup.timeout.ms": _same(),
+    "connections.max.idle.ms": _to("connections_max_idle_ms", "0 becomes -1", _never_if_zero),
+    "reconnect.backoff.ms": _same(),
+    "reconnect.backoff.max.ms": _same(),
+    "reconnect.backoff.jitter.ms": _no_effect("the jitter is 20 % of the backoff"),
+    "message.max.bytes": _to("max_request_size"),
+    "message.copy.max.bytes": _no_effect("keys and values are always copied"),
+    "receive.message.max.bytes": _to("receive_max_bytes"),
+    "max.in.flight.requests.per.connection": _same(),
+    "max.in.flight": _to("max_in_flight_requests_per_connection"),
+    "metadata.recovery.strategy": _same(),
+    "metadata.recovery.rebootstrap.trigger.ms": _same(),
+    "topic.metadata.refresh.interval.ms": _to("metadata_max_age_ms"),
+    "metadata.max.age.ms": _same(),
+    "topic.metadata.refresh.fast.interval.ms": _no_effect(_METADATA),
+    "topic.metadata.refresh.fast.cnt": _no_effect(_METADATA),
+    "topic.metadata.refresh.sparse": _refused("only topics in use are requested", "true"),
+    "topic.metadata.propagation.max.ms": _no_effect("max_block_ms limits the wait for a topic"),
+    "topic.blacklist": _refused("only topics in use are requested; leave it out"),
+    "allow.auto.create.topics": _same(),
+    "client.rack": _refused("partitions are not chosen by rack"),
+    "api.version.request": _refused(_VERSIONS, "true"),
+    "api.version.request.timeout.ms": _no_effect(_VERSIONS),
+    "api.version.fallback.ms": _no_effect(_VERSIONS),
+    "broker.version.fallback": _no_effect(_VERSIONS),
+    "enable.metrics.push": _same(),
+    # records
+    "acks": _same("0, 1, -1 or all; other numbers are refused"),
+    "request.required.acks": _to("acks"),
+    "enable.idempotence": _same("on by default here, off in librdkafka"),
+    "transactional.id": _same(),
+    "transaction.timeout.ms": _same(),
+    "enable.gapless.guarantee": _refused(
+        "a record that fails does not stop the producer", "false"
+    ),
+    "retries": _same(),
+    "message.send.max.retries": _to("retries"),
+    "retry.backoff.ms": _same(),
+    "retry.backoff.max.ms": _same(),
+    "request.timeout.ms": _same(),
+    "delivery.timeout.ms": _to(
+        "delivery_timeout_ms", "0 (no limit) becomes 2147483647", _delivery_timeout
+    ),
+    "message.timeout.ms": _to(
+        "delivery_timeout_ms", "0 (no limit) becomes 2147483647", _delivery_timeout
+    ),
+    "linger.ms": _same("adaptive: an idle leader gets a batch at once"),
+    "queue.buffering.max.ms": _to("linger_ms"),
+    "queue.buffering.max.kbytes": _to("buffer_memory", "in bytes", _bytes_of_kbytes),
+    "queue.buffering.max.messages": _no_effect("memory is limited by bytes: buffer_memory"),
+    "queue.buffering.backpressure.threshold": _no_effect("elastic_batch_size has this purpose"),
+    "batch.size": _same(),
+    "batch.num.messages": _no_effect("batches are limited by bytes: batch_size"),
+    "sticky.partitioning.linger.ms": _no_effect("a partition is kept for batch_size bytes"),
+    "compression.type": _same(),
+    "compression.codec": _to("compression_type"),
+    "compression.level": _to("", "compression_gzip_level, compression_lz4_level or "
+                             "compression_zstd_level, by compression.type"),
+    "partitioner": _to("", "the argument partitioner of Producer"),
+    "queuing.strategy": _refused("records are sent in the order of the calls", "fifo"),
+    "produce.offset.report": _no_effect("offsets are always reported"),
+    "delivery.report.only.error": _refused("every record has an outcome", "false"),
+    # TLS
+    "security.protocol": _same(),
+    "ssl.ca.location": _to("ssl_truststore_location"),
+    "ssl.ca.pem": _to("ssl_truststore_certificates"),
+    "ssl.certificate.location": _to("ssl_keystore_location"),
+    "ssl.certificate.pem": _to("ssl_keystore_certificate_chain"),
+    "ssl.key.location": _same(),
+    "ssl.key.pem": _to("ssl_keystore_key"),
+    "ssl.key.password": _same(),
+    "ssl.crl.location": _same(),
+    "ssl.endpoint.identification.algorithm": _to(
+        "ssl_endpoint_identification_algorithm", "none becomes the empty string", _host_check
+    ),
+    "enable.ssl.certificate.verification": _refused(
+        f"certificates are always verified; for anything else {_CONTEXT}", "true"
+    ),
+    "ssl.keystore.location": _refused(
+        "PKCS#12 is not read: convert it to PEM (openssl pkcs12) and set ssl.certificate.location"
+    ),
+    "ssl.keystore.password": _refused("PKCS#12 is not read: use ssl.key.password with PEM"),
+    "ssl.ca.certificate.stores": _no_effect("the system's CAs are used without ssl.ca.location"),
+    "https.ca.location": _refused("pass OidcTokens(tls=...) to Producer as sasl_token_provider"),
+    "https.ca.pem": _refused("pass OidcTokens(tls=...) to Producer as sasl_token_provider"),
+    **dict.fromkeys(
+        ("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list", "ssl.providers",
+         "ssl.engine.location", "ssl.engine.id", "ssl_engine_callback_data",
+         "ssl.certificate.verify_cb", "ssl_key", "ssl_certificate", "ssl_ca"),
+        _refused(_CONTEXT),
+    ),
+    # SASL
+    "sasl.mechanism": _same("PLAIN over SASL_PLAINTEXT is allowed, as in librdkafka"),
+    "sasl.mechanisms": _to("sasl_mechanism"),
+    "sasl.username": _same(),
+    "sasl.password": _same(),
+    "sasl.kerberos.service.name": _same(),
+    "sasl.kerberos.principal": _same(),
+    "sasl.kerberos.keytab": _same(),
+    "sasl.kerberos.kinit.cmd": _refused(
+        "no command is run: set sasl.kerberos.keytab, or renew the credential cache yourself"
+    ),
+    "sasl.kerberos.min.time.before.relogin": _no_effect("tickets are renewed when they expire"),
+    "sasl.oauthbearer.method": _to("sasl_token_provider", "oidc: OidcTokens"),
+    "sasl.oauthbearer.client.id": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.client.credentials.client.id": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.client.secret": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.client.credentials.client.secret": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.scope": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.token.endpoint.url": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.grant.type": _refused(_ASSERTION, "client_credentials"),
+    "sasl.oauthbearer.config": _refused("pass a TokenProvider as sasl_token_provider"),
+    "sasl.oauthbearer.extensions": _refused(
+        "pass a TokenProvider with an extensions() method to Producer as sasl_token_provider"
+    ),
+    "sasl.oauthbearer.sub.claim.name": _refused("brokers read the token's claims; leave it out",
+                                                "sub"),
+    "sasl.oauthbearer.metadata.authentication.type": _refused(
+        "pass a TokenProvider as sasl_token_provider", "none"
+    ),
+    "enable.sasl.oauthbearer.unsecure.jwt": _refused("unsigned tokens are not made", "false"),
+    "oauthbearer_token_refresh_cb": _refused("pass a TokenProvider as sasl_token_provider"),
+    **dict.fromkeys(
+        (f"sasl.oauthbearer.assertion.{name}" for name in (
+            "algorithm", "private.key.file", "private.key.passphrase", "private.key.pem", "file",
+            "claim.aud", "claim.exp.seconds", "claim.iss", "claim.jti.include",
+            "claim.nbf.seconds", "claim.sub", "jwt.template.file")),
+        _refused(_ASSERTION),
+    ),
+    # logs, statistics, callbacks
+    "log_level": _no_effect(_LOGGING),
+    "log.queue": _no_effect(_LOGGING),
+    "log.thread.name": _no_effect(_LOGGING),
+    "log.connection.close": _no_effect(_LOGGING),
+    "debug": _no_effect(_LOGGING),
+    "statistics.interval.ms": _refused("call Producer.metrics() when you need them", "0"),
+    "enabled_events": _refused(_CALLBACK, "0"),
+    "enable.random.seed": _no_effect("random numbers are Python's"),
+    "internal.termination.signal": _no_effect("there is no thread to end"),
+    "builtin.features": _refused("read-only in librdkafka; leave it out"),
+    "plugin.library.paths": _refused("libraries of librdkafka cannot be loaded"),
+    "interceptors": _refused("Producer takes interceptors=[...]"),
+    "default_topic_conf": _refused("write the settings of topics beside the others"),
+    **dict.fromkeys(
+        ("error_cb", "throttle_cb", "stats_cb", "log_cb", "background_event_cb", "socket_cb",
+         "connect_cb", "closesocket_cb", "open_cb", "resolve_cb", "opaque", "dr_cb", "dr_msg_cb"),
+        _refused(_CALLBACK),
+    ),
+    "partitioner_cb": _refused("Producer takes a callable as partitioner=..."),
+    "msg_order_cmp": _refused("records are sent in the order of the calls"),
+}  # fmt: skip
+"""Every setting of CONFIGURATION.md that applies to producers."""
+
+_PYTHON_KEYS: Final[dict[str, Key]] = {
+    "logger": _no_effect(_LOGGING),
+    "oauth_cb": _refused("pass a TokenProvider to Producer as sasl_token_provider"),
+    "on_delivery": _refused("pass on_delivery to produce, or await its future"),
+    "default.topic.config": _refused("write the settings of topics beside the others"),
+}
+"""Settings that confluent-kafka-python adds."""
+
+_PARTITIONERS: Final = ("consistent_random", "murmur2_random", "random")
+_OIDC_KEYS: Final = {
+    "sasl.oauthbearer.client.id": "client",
+    "sasl.oauthbearer.client.credentials.client.id": "client",
+    "sasl.oauthbearer.client.secret": "secret",
+    "sasl.oauthbearer.client.credentials.client.secret": "secret",
+    "sasl.oauthbearer.scope": "scope",
+    "sasl.oauthbearer.token.endpoint.url": "url",
+}
+
+
+@dataclass(slots=True)
+class LibrdkafkaSettings:
+    """The result of a translation.
+
+    Attributes:
+        settings: for `ProducerConfig.from_mapping`.
+        partitioner: the argument of `Producer`; None is Java's partitioner.
+        without_effect: "name: reason" of settings that are accepted but have no effect.
+    """
+
+    settings: dict[str, Any] = field(repr=False)
+    partitioner: AnyPartitioner | None
+    without_effect: tuple[str, ...]
+
+
+def _text(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+@redacted(ConfigError)
+def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
+    """Settings of aiokprod for a configuration of librdkafka.
+
+    Settings that are not given have aiokprod's defaults, except for the partitioner: that is
+    librdkafka's, so that keys stay in their partitions.
+
+    Raises:
+        ConfigError: a setting is refused (the error has the reason), is given under two names, or
+            has an invalid value. Unknown names are kept, for `ProducerConfig.from_mapping` to
+            reject with the most similar name.
+    """
+    settings: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    without_effect: list[str] = []
+    special: dict[str, Any] = {}
+    for name, value in given.items():
+        key = KEYS.get(name) or _PYTHON_KEYS.get(name)
+        if key is not None and key.support is Support.REFUSED:
+            if _text(value) not in key.accepted:
+                raise ConfigError(f"{name!r} is not supported: {key.note}")
+            continue
+        if key is not None and key.support is Support.WITHOUT_EFFECT:
+            without_effect.append(f"{name}: {key.note}")
+            continue
+        if name in _OIDC_KEYS or name in (
+            "partitioner", "compression.level", "sasl.oauthbearer.method"
+        ):  # fmt: skip
+            special[name] = value
+            continue
+        ours = (key.setting if key is not None else "") or str(name).replace(".", "_")
+        if ours in origin:
+            raise ConfigError(f"{name!r} and {origin[ours]!r} are the same setting: remove one")
+        origin[ours] = name
+        settings[ours] = value if key is None or key.convert is None else key.convert(name, value)
+    if isinstance(settings.get("bootstrap_servers"), str):
+        settings["bootstrap_servers"] = _with_ports(settings["bootstrap_servers"])
+    _level(special.pop("compression.level", None), settings)
+    partitioner = _partitioner(special.pop("partitioner", _PARTITIONERS[0]), settings)
+    _oidc(special, settings)
+    _cleartext(settings)
+    return LibrdkafkaSettings(settings, partitioner, tuple(without_effect))
+
+
+def _with_ports(servers: str) -> list[str]:
+    from aiokprod._compat.aiokafka_settings import bootstrap_servers
+
+    return bootstrap_servers(servers)
+
+
+def _level(level: Any, settings: dict[str, Any]) -> None:
+    if level is None or _number("compression.level", level) == -1:
+        return
+    codec = _text(settings.get("compression_type", "none"))
+    if codec in ("gzip", "lz4", "zstd"):
+        settings[f"compression_{codec}_level"] = _number("compression.level", level)
+
+
+def _partitioner(name: Any, settings: dict[str, Any]) -> AnyPartitioner | None:
+    if name == "consistent_random":
+        return ConsistentRandomPartitioner()
+    if name == "murmur2_random":
+        return None
+    if name == "random":
+        settings["partitioner_ignore_keys"] = True
+        return None
+    raise ConfigError(
+        f"partitioner={name!r} is not supported: choose {', '.join(_PARTITIONERS)}, or pass a "
+        "callable to Producer as partitioner=..."
+    )
+
+
+def _oidc(special: dict[str, Any], settings: dict[str, Any]) -> None:
+    method = _text(special.pop("sasl.oauthbearer.method", "default"))
+    values: dict[str, Any] = {}
+    for name, value in special.items():
+        if _OIDC_KEYS[name] in values:
+            raise ConfigError(f"{name!r} is given under two names: remove one")
+        values[_OIDC_KEYS[name]] = value
+    if method not in ("default", "oidc"):
+        raise ConfigError(f"sasl.oauthbearer.method={method!r}: choose default or oidc")
+    if method == "default":
+        if values:
+            raise ConfigError(f"{next(iter(special))!r} needs sasl.oauthbearer.method=oidc")
+        return
+    for part, name in (
+        ("url", "sasl.oauthbearer.token.endpoint.url"),
+        ("client", "sasl.oauthbearer.client.id"),
+        ("secret", "sasl.oauthbearer.client.secret"),
+    ):
+        if not values.get(part):
+            raise ConfigError(f"sasl.oauthbearer.method=oidc needs {name}")
+    settings["sasl_token_provider"] = OidcTokens(
+        values["url"], values["client"], Secret(values["secret"]), scope=values.get("scope")
+    )
+
+
+def _cleartext(settings: dict[str, Any]) -> None:
+    """librdkafka allows PLAIN and OAUTHBEARER without TLS."""
+    if _text(settings.get("security_protocol", "")) == "sasl_plaintext" and _text(
+        settings.get("sasl_mechanism", "")
+    ) in ("plain", "oauthbearer"):
+        settings.setdefault("sasl_allow_cleartext", True)
+
+
+def rows() -> list[str]:
+    """The rows of the table in docs/migration/confluent-kafka.md."""
+    made = []
+    for name, key in {**KEYS, **_PYTHON_KEYS}.items():
+        note = key.note
+        if key.accepted:
+            note += f"; `{key.accepted[0]}` is accepted"
+        ours = key.setting or (name.replace(".", "_") if key.support is Support.SAME else "")
+        made.append(f"| `{name}` | {key.support.value} | {f'`{ours}`' if ours else ''} | {note} |")
+    return made
