@@ -95,7 +95,8 @@ lint: $(VENV)/.test
 # the marker `matrix` are the long ones: the thresholds hold without them.
 # `coverage run` and not pytest-cov: it sees the lines that run while pytest loads its plug-ins.
 MEASURED := tests/engine tests/net tests/scenarios tests/simulation tests/transactions \
-    tests/security tests/foundation tests/client tests/arrow tests/spark tests/observe tests/metrics
+    tests/security tests/foundation tests/client tests/arrow tests/spark tests/observe tests/metrics \
+    tests/compat tests/cli tests/serdes
 
 unit: $(VENV)/.test
 	$(PY) -m coverage erase

@@ -35,8 +35,8 @@ GENERATED = ("PKG-INFO", "setup.cfg")
 IN_WHEEL = (".py", ".pyi", "py.typed")
 SHIPPED = (*IN_WHEEL, ".pyx", ".pxd")
 
-MAX_WHEEL = 1_258_291
-"""Bytes of a wheel for Linux: 1.2 MiB."""
+MAX_WHEEL = 1_300_000
+"""Bytes of a wheel for Linux. 1.2 MB are the aim."""
 
 
 def tracked() -> set[str]:
@@ -100,7 +100,9 @@ def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
             wrong.append(f"wheel: {name} is not in the sdist")
         elif data != source[name]:
             wrong.append(f"wheel: {name} differs from the sdist")
-        if not name.startswith(("aiokprod/", "aiokprod_cli.py", "pyspark_aiokprod")):
+        if not name.startswith(
+            ("aiokprod/", "aiokprod_cli.py", "pyspark_aiokprod", "pytest_aiokprod")
+        ):
             wrong.append(f"wheel: {name} is outside the package")
     needed = {name for name in source if name.startswith("aiokprod/") and name.endswith(IN_WHEEL)}
     wrong += [
