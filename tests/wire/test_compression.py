@@ -176,7 +176,7 @@ def test_snappy_without_cramjam_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delitem(sys.modules, "cramjam", raising=False)
     monkeypatch.setattr(builtins, "__import__", no_cramjam)
-    with pytest.raises(ConfigError, match=r"pip install aiokprod\[snappy\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'aiokprod\[snappy\]'"):
         codec_for("snappy")
     assert codec_for("lz4").compress(b"others do not need it")
 
