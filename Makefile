@@ -19,10 +19,14 @@
 #   make soak HOURS=0.5             steady load with faults; nothing may grow (RATE=… records/s)
 #   make transactions               10 000 seeds; the copier of Kafka's suite, 3 runs on 3 clusters
 #   make supply                     what sdist and wheel hold; known vulnerabilities of dependencies
+#   make docs                       the documentation's site in build/site; no warning is allowed
+#   make docs-check                 the same, looked at with headless Chromium (Debian's package)
+#   make extras                     every extra alone in an empty environment; a quarter of an hour
 #   make release-checks             everything a release needs, slow tests and campaigns; a day
 #   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
+#   make compat-suites               test suites of aiokafka, OpenTelemetry and FastStream on aiokprod.compat
 #   make spark-test                 the sink on Spark 4.0 and 4.3, real brokers; about half an hour
 #   make spark-model                2000 seeds of the sink's protocol among operators (SEEDS=a-b)
 #   make spark-campaign             random kills in streams, for each guarantee (KILLS=…)
@@ -39,7 +43,7 @@ STUBS  := $(subst /,.,$(basename $(shell find aiokprod -name '*.pyi')))
 PROSE  := aiokprod benchmarks docs examples tests .ci $(wildcard *.md *.py) Makefile pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit matrices bench integration supply release-checks kerberos reauth \
+.PHONY: help demo test announce-test lint unit matrices bench integration supply docs docs-check extras release-checks kerberos reauth compat-suites \
     simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-model spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
@@ -54,10 +58,12 @@ $(PY):
 # The stamps are keyed on everything that decides what is installed and compiled, so that a repeat
 # run costs nothing and an edited .pyx is never shadowed by the extension built before the edit.
 $(VENV)/.demo: $(PY) $(INPUTS)
+	@echo "$@: compiling $(words $(filter %.pyx,$(INPUTS))) modules and installing packages, about a minute on two cores"
 	$(PIP) install --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.test: $(PY) $(INPUTS)
+	@echo "$@: compiling $(words $(filter %.pyx,$(INPUTS))) modules and installing packages, about three minutes on two cores"
 	$(PIP) install --editable '.[test,dev]'
 	@touch $@ $(VENV)/.demo
 
@@ -68,7 +74,10 @@ $(VENV)/.bench: $(VENV)/.demo
 demo: $(VENV)/.demo
 	@$(PY) -m examples.demo $(if $(BOOTSTRAP),--bootstrap '$(BOOTSTRAP)') $(if $(KAFKA),--kafka)
 
-test: lint unit
+test: announce-test lint unit
+
+announce-test:
+	@echo "make test: lint, about two minutes, then unit tests with coverage, about six, on two cores"
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
@@ -107,6 +116,21 @@ supply: $(VENV)/.test
 	$(PY) .ci/check_dist.py
 	$(PY) .ci/audit.py
 
+$(VENV)/docs/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip --disable-pip-version-check --quiet install \
+	    'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.27' playwright
+	@touch $@
+
+docs: $(VENV)/docs/.ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict --quiet --site-dir build/site
+
+docs-check: docs
+	$(VENV)/docs/bin/python .ci/check_site.py build/site
+
+extras:
+	$(PYTHON) .ci/check_extras.py
+
 # Before a release: also what `.ci/run` leaves out as slow, the campaigns, and an audit that tolerates
 # nothing. One after the other, since several of them measure time.
 release-checks: $(VENV)/.test
@@ -114,6 +138,8 @@ release-checks: $(VENV)/.test
 	$(MAKE) kerberos
 	.ci/prometheus
 	AIOKPROD_SPAN_SEEDS=10 $(PY) -m pytest -n 2 tests/observe/test_accounting.py
+	AIOKPROD_SERDES_RECORDS=100000 $(PY) -m pytest -n 2 -o faulthandler_timeout=0 \
+	    tests/serdes/test_bytes_of_confluent.py
 	$(PY) -m pytest tests/integration
 	$(MAKE) simulate detection differential mutants in-flight fuzz interrupts sanitize -j 1
 	$(MAKE) transactions chaos soak -j 1
@@ -127,6 +153,24 @@ kerberos: $(VENV)/.test
 reauth: $(VENV)/.test
 	$(PY) -m pytest tests/integration/test_security.py tests/integration/test_secure_nodes.py \
 	    -m slow -s
+
+# Test suites of other projects; their sources are fetched once, by git and pip;
+# AIOKPROD_SUITES=folder uses sources that are there.
+SUITES := .cache/suites
+OTEL   := opentelemetry-instrumentation-aiokafka
+
+$(SUITES)/.fetched: $(VENV)/.test
+	rm -rf $(SUITES) && mkdir -p $(SUITES)/$(OTEL)
+	git clone --quiet --depth 1 --branch v0.14.0 https://github.com/aio-libs/aiokafka $(SUITES)/aiokafka
+	git clone --quiet --depth 1 --branch 0.7.4 https://github.com/ag2ai/faststream $(SUITES)/faststream
+	$(PIP) download --no-deps --no-binary $(OTEL) --dest $(SUITES) $(OTEL)==0.66b1
+	tar xzf $(SUITES)/*.tar.gz --strip-components 1 -C $(SUITES)/$(OTEL)
+	$(PIP) install --no-deps --target $(SUITES)/packages opentelemetry-test-utils==0.66b1 \
+	    typer shellingham rich annotated-doc
+	@touch $@
+
+compat-suites: $(if $(AIOKPROD_SUITES),$(VENV)/.test,$(SUITES)/.fetched)
+	$(PY) -m pytest tests/integration/test_compat_suites.py
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks suite

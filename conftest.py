@@ -3,7 +3,12 @@ keeps the garbage collector away from what pytest has loaded."""
 
 import gc
 
-pytest_plugins = ("aiokprod.testing.pytest_plugin", "tests.secret_leak_check")
+pytest_plugins = (
+    "aiokprod.testing.pytest_plugin",
+    "pytest_aiokprod",
+    "pytester",
+    "tests.secret_leak_check",
+)
 
 
 def pytest_collection_finish() -> None:

@@ -33,7 +33,17 @@ from typing import Any, Final
 
 from packaging.requirements import Requirement
 
-EXTRAS: Final = ("snappy", "json", "gssapi", "oidc", "spark", "prometheus", "otel")
+EXTRAS: Final = (
+    "snappy",
+    "json",
+    "gssapi",
+    "oidc",
+    "spark",
+    "prometheus",
+    "otel",
+    "registry",
+    "cloudevents",
+)
 """The extras of users; the others are ours."""
 SERVICES: Final = ("pypi", "osv")
 TOLERATED: Final = datetime.timedelta(days=30)

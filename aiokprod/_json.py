@@ -80,7 +80,10 @@ class Unsupported(TypeError):
     """An object has no JSON form. Names types and fields, never values."""
 
     def __init__(self, kind: str, where: str = "") -> None:
-        super().__init__(f"{where}{': ' if where else ''}cannot encode {kind}")
+        super().__init__(
+            f"{where}{': ' if where else ''}cannot encode {kind}; convert it first, or pass "
+            "JsonSerializer(default=...)"
+        )
         self.kind = kind
         self.where = where
 

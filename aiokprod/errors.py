@@ -6,7 +6,8 @@
     ├── RecordTooLarge (ValueError)     fix the record
     ├── WouldBlock                      wait or shed load
     │   ├── BufferFull
-    │   └── MetadataMissing
+    │   ├── MetadataMissing
+    │   └── SchemaMissing
     ├── KafkaTimeout (TimeoutError)     check `.outcome`, then send again
     │   ├── MetadataTimeout
     │   ├── BufferTimeout
@@ -76,6 +77,7 @@ __all__ = [
     "RecordRejected",
     "RecordTooLarge",
     "RequestTimedOut",
+    "SchemaMissing",
     "SerializationError",
     "TransactionError",
     "UnknownTopic",
@@ -287,6 +289,11 @@ class BufferFull(WouldBlock):
 
 class MetadataMissing(WouldBlock):
     """The topic's metadata is not known yet; a fetch has been requested."""
+
+
+class SchemaMissing(WouldBlock):
+    """A serializer does not know the id of its schema yet; a request has been sent to the Schema
+    Registry."""
 
 
 class KafkaTimeout(KafkaError, TimeoutError):

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from aiokprod._core import record_fields
 from aiokprod.cluster import ClusterSnapshot
-from aiokprod.errors import ConfigError
+from aiokprod.errors import ConfigError, KafkaError
 
 _DEFAULT_BATCH_SIZE: Final = 131_072
 
@@ -265,20 +265,38 @@ def choose(
     value_bytes: bytes | None,
     cluster: ClusterSnapshot,
 ) -> int:
-    """Call a partitioner and check its result. Exceptions of the partitioner are not caught.
+    """Call a partitioner and check its result.
 
     Raises:
-        ConfigError: the result is not an int from 0 to count - 1.
+        ConfigError: the result is not an int from 0 to count - 1, or the partitioner raised an
+            exception, which is the cause.
     """
-    answer: object = partitioner.partition(topic, key, key_bytes, value, value_bytes, cluster)
+    call = calls_of(partitioner)
+    answer: object = call(topic, key, key_bytes, value, value_bytes, cluster)
     return checked(partitioner, answer, topic, cluster)
 
 
 def calls_of(partitioner: Partitioner) -> Callable[..., Any]:
-    """The function that `choose` calls; of an adapted callable the callable itself."""
+    """The function that `choose` calls. Exceptions of the partitioner are the cause of its
+    ConfigError, whose text does not have theirs: that may quote the record."""
     if isinstance(partitioner, CallablePartitioner):
-        return partitioner.function
-    return partitioner.partition
+        function: Callable[..., Any] = partitioner.function
+    else:
+        function = partitioner.partition
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except KafkaError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"partitioner {_name(partitioner)} failed for topic {arguments[0]!r} "
+                f"({type(error).__name__}, which is chained); it is called with (topic, key, "
+                "key_bytes, value, value_bytes, cluster) and returns a partition number"
+            ) from error
+
+    return call
 
 
 def checked(partitioner: Partitioner, answer: object, topic: str, cluster: ClusterSnapshot) -> int:
@@ -290,12 +308,15 @@ def checked(partitioner: Partitioner, answer: object, topic: str, cluster: Clust
     total = _count(cluster, topic)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < total:
         return answer
-    asked = partitioner.function if isinstance(partitioner, CallablePartitioner) else partitioner
-    name = getattr(asked, "__qualname__", type(asked).__name__)
     raise ConfigError(
-        f"partitioner {name} returned {answer!r} for topic {topic!r}, which has "
+        f"partitioner {_name(partitioner)} returned {answer!r} for topic {topic!r}, which has "
         f"partitions 0 to {total - 1}"
     )
+
+
+def _name(partitioner: Partitioner) -> str:
+    asked = partitioner.function if isinstance(partitioner, CallablePartitioner) else partitioner
+    return str(getattr(asked, "__qualname__", type(asked).__name__))
 
 
 def _count(cluster: ClusterSnapshot, topic: str) -> int:

@@ -6,10 +6,11 @@ import asyncio
 import inspect
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, check_progress
 from aiokprod._client.explanation import explain
+from aiokprod._client.foreign_methods import no_such_attribute
 from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.metrics import collect_metrics
 from aiokprod._client.record_hooks import RecordHooks
@@ -58,17 +59,18 @@ from aiokprod.plugins import RecordPlugin
 from aiokprod.records import DrainReport, ProducerRecord, RecordMetadata, validate_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
     from aiokprod._client.send import OnDelivery
+    from aiokprod._config.settings import Settings
     from aiokprod._core.append import Appender
     from aiokprod._core.deadlines import Deadlines
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod.cluster import PartitionInfo
     from aiokprod.records import Header
-    from aiokprod.serializers import AnySerializer, Serializer
+    from aiokprod.serializers import AnySerializer, SerializerOf
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -108,11 +110,26 @@ class Producer(Generic[K, V]):
     Source: Java `KafkaProducer`.
     """
 
-    # The serializers determine the types of keys and values; without one they are bytes.
+    # The serializers determine the types of keys and values; without one they are bytes. Settings
+    # are keywords, or all in a `ProducerConfig`.
     @overload
     def __init__(
         self: Producer[bytes, bytes],
-        config: ProducerConfig | None = None,
+        *,
+        key_serializer: None = None,
+        value_serializer: None = None,
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[bytes, bytes],
+        config: ProducerConfig,
         /,
         *,
         key_serializer: None = None,
@@ -122,58 +139,97 @@ class Producer(Generic[K, V]):
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
     ) -> None: ...
 
     @overload
     def __init__(
         self: Producer[bytes, V],
-        config: ProducerConfig | None = None,
-        /,
         *,
         key_serializer: None = None,
-        value_serializer: Serializer[V] | Callable[[V], Any],
+        value_serializer: SerializerOf[V],
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[bytes, V],
+        config: ProducerConfig,
+        /,
+        *,
+        key_serializer: None = None,
+        value_serializer: SerializerOf[V],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
     ) -> None: ...
 
     @overload
     def __init__(
         self: Producer[K, bytes],
-        config: ProducerConfig | None = None,
-        /,
         *,
-        key_serializer: Serializer[K] | Callable[[K], Any],
+        key_serializer: SerializerOf[K],
         value_serializer: None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None: ...
 
     @overload
     def __init__(
-        self,
-        config: ProducerConfig | None = None,
+        self: Producer[K, bytes],
+        config: ProducerConfig,
         /,
         *,
-        key_serializer: Serializer[K] | Callable[[K], Any],
-        value_serializer: Serializer[V] | Callable[[V], Any],
+        key_serializer: SerializerOf[K],
+        value_serializer: None = None,
         partitioner: AnyPartitioner | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
         plugins: Sequence[RecordPlugin | Observer] = (),
         observer: Observer | None = None,
         environment: Environment | None = None,
-        **settings: Any,
     ) -> None: ...
 
+    @overload
     def __init__(
+        self: Producer[K, V],
+        *,
+        key_serializer: SerializerOf[K],
+        value_serializer: SerializerOf[V],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Producer[K, V],
+        config: ProducerConfig,
+        /,
+        *,
+        key_serializer: SerializerOf[K],
+        value_serializer: SerializerOf[V],
+        partitioner: AnyPartitioner | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        plugins: Sequence[RecordPlugin | Observer] = (),
+        observer: Observer | None = None,
+        environment: Environment | None = None,
+    ) -> None: ...
+
+    # mypy does not compare unpacked keywords with `Any`.
+    def __init__(  # type: ignore[misc]
         self,
         config: ProducerConfig | None = None,
         /,
@@ -402,6 +458,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record is invalid or too large.
+            UnknownTopic: current metadata have the topic without the partition; nothing was sent.
             MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent. An asynchronous
                 serializer is cancelled then, with a SerializationError.
             DeliveryTimeout: no acknowledgment in time; see `.outcome`.
@@ -452,7 +509,7 @@ class Producer(Generic[K, V]):
             timestamp_ms: int | None = None,
             headers: Sequence[Header] | None = None,
             on_delivery: OnDelivery | None = None,
-        ) -> Awaitable[Delivery]:
+        ) -> Coroutine[Any, Any, Delivery]:
             """See `aiokprod._core.append.submit`."""
             ...
 
@@ -481,6 +538,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it is being fetched.
+            SchemaMissing: the id of a serializer's schema is not known yet; it is being fetched.
             BufferFull: buffer_memory is exhausted.
             Others: as `send`.
         """
@@ -872,11 +930,14 @@ class Producer(Generic[K, V]):
         await runtime.metadata.wait_newer(generation, deadline=deadline)
 
     async def warm(self, topics: Iterable[str]) -> None:
-        """Fetch the metadata of `topics` and connect to their leaders, so that the first sends do
-        not wait for it. Waits up to max_block_ms.
+        """Fetch the metadata of `topics` and the ids of the serializers' schemas for them, and
+        connect to their leaders, so that the first sends do not wait for it. Waits up to
+        max_block_ms.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            SerializationError: a serializer cannot be prepared, for instance because the Schema
+                Registry does not have its schema.
             AuthenticationError: a broker rejected the credentials.
             ProducerClosed, ProducerFailed: the producer ended during the call.
         """
@@ -885,6 +946,7 @@ class Producer(Generic[K, V]):
         deadline = runtime.loop.time() + self._max_block
         for topic in names:
             await self.partitions_for(topic)
+        await self._serializers.warm(names, deadline)
         await runtime.warm_up.connect_leaders(names, deadline)
 
     # -- status ---------------------------------------------------------------------------------
@@ -923,6 +985,18 @@ class Producer(Generic[K, V]):
         lifecycle = self._lifecycle
         closed = lifecycle.closed or lifecycle.forked
         return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
+
+    if not TYPE_CHECKING:  # type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for names that do not exist only."""
+            raise AttributeError(no_such_attribute(name), name=name, obj=self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Producer has connections and cannot be pickled or copied: create one in each "
+            "process; its ProducerConfig can be pickled"
+        )
 
     def __repr__(self) -> str:
         lifecycle = self._lifecycle

@@ -13,12 +13,13 @@ import asyncio
 import inspect
 import json
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from aiokprod._core.serialization import FieldSerializer
 from aiokprod._json import BACKENDS, Unsupported, converter, encoder, fastest_backend, plain
-from aiokprod.errors import ConfigError, SerializationError
+from aiokprod.errors import ConfigError, SchemaMissing, SerializationError, WouldBlock
 from aiokprod.records import Header
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -31,7 +32,9 @@ Field: TypeAlias = Literal["key", "value"]
 class Serializer(Protocol[T_contra]):
     """Converts keys or values of one type to bytes.
 
-    May also have `configure(config)` and `close()`, each called once by the producer.
+    May also have `configure(config)` and `close()`, each called once by the producer, and
+    `warm(topic)`, which `Producer.warm` calls: it returns an awaitable that prepares the serializer
+    for a topic.
     """
 
     def serialize(
@@ -40,17 +43,53 @@ class Serializer(Protocol[T_contra]):
         """Return the bytes, None for null, or an awaitable; any exception fails the record."""
 
 
+Returned: TypeAlias = bytes | bytearray | memoryview | None
+"""What a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
+
+SerializerOf: TypeAlias = (
+    Serializer[T_contra]
+    | Callable[[T_contra], Returned]
+    | Callable[[T_contra], Awaitable[Returned]]
+)
+"""The types that the settings key_serializer and value_serializer accept, for type checkers."""
+
 AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
-"""The types that the settings key_serializer and value_serializer accept."""
+"""As `SerializerOf`, at run time: results are checked when it is called."""
 
 
-class WrongType(TypeError):
-    """The cause of a `SerializationError` if data, or the result of a serializer, has a type that
-    is not accepted. Its text names types, never values."""
+class SerializerProblem(Exception):
+    """The cause of a `SerializationError` whose text is part of that error's text, and so never
+    contains data of the record.
+
+    Attributes:
+        retriable: the same record may be serialized later.
+    """
+
+    retriable: bool = False
 
 
-class TookTooLong(TimeoutError):
-    """The cause of a `SerializationError` if an asynchronous serializer was cancelled."""
+class WrongType(SerializerProblem, TypeError):
+    """Data, or the result of a serializer, has a type that is not accepted. The text names types,
+    never values."""
+
+
+class SchemaMismatch(SerializerProblem, ValueError):
+    """Data do not match the schema. The text names types and parts of the schema, never values."""
+
+
+class TookTooLong(SerializerProblem, TimeoutError):
+    """An asynchronous serializer was cancelled."""
+
+
+class PendingSchema(ABC):
+    """The awaitable result of a serializer that does not know the id of its schema yet."""
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, None, Serialized]: ...
+
+    @abstractmethod
+    def missing(self) -> SchemaMissing:
+        """The error of a call that cannot wait."""
 
 
 _TOO_LONG: Final = "it had not finished when max_block_ms, or the timeout of send, had passed"
@@ -270,8 +309,10 @@ class BoundSerializer(FieldSerializer):
         Raises:
             SerializationError: as when the serializer is called.
         """
+        # Outside of `try`: a signal handler may raise in this call, and `limit` must exist there.
+        limit = asyncio.timeout_at(deadline)
         try:
-            async with asyncio.timeout_at(deadline) as limit:
+            async with limit:
                 result = await awaitable
         except Exception as error:
             cause = TookTooLong(_TOO_LONG) if limit.expired() else error
@@ -283,8 +324,26 @@ class BoundSerializer(FieldSerializer):
             raise self._wrong_result(topic, data, result)
         return checked
 
-    def asynchronous_error(self, result: Awaitable[Any]) -> ConfigError:
+    async def warm(self, topic: str, deadline: float) -> None:
+        """Await `warm(topic)` of a serializer that has it, until `deadline` (loop time).
+
+        Raises:
+            SerializationError: it failed or took too long.
+        """
+        warm = getattr(self.serializer, "warm", None)
+        if not callable(warm):
+            return
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                await warm(topic)
+        except Exception as error:
+            cause = TookTooLong(_TOO_LONG) if limit.expired() else error
+            raise self._error(topic, "cannot be prepared", cause) from error
+
+    def asynchronous_error(self, result: Awaitable[Any]) -> ConfigError | WouldBlock:
         """The error of a call that cannot wait for an awaitable, which is closed if possible."""
+        if isinstance(result, PendingSchema):
+            return result.missing()
         if inspect.iscoroutine(result):
             result.close()
         return ConfigError(
@@ -323,14 +382,18 @@ class BoundSerializer(FieldSerializer):
     def failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
         """The error for an exception of the serializer.
 
-        The exception's text may quote the record, so it is only chained. Texts of `WrongType` and
-        `TookTooLong` do not.
+        The exception's text may quote the record, so it is only chained, unless the exception is a
+        `SerializerProblem`.
         """
-        own = isinstance(error, (WrongType, TookTooLong))
-        detail = f": {error}" if own else f" ({type(error).__name__})"
+        return self._error(topic, f"failed on a {self.field} of type {type(data).__name__}", error)
+
+    def _error(self, topic: str, what: str, error: Exception) -> SerializationError:
+        detail, retriable = f" ({type(error).__name__})", False
+        if isinstance(error, SerializerProblem):
+            detail, retriable = f": {error}", error.retriable
         return SerializationError(
-            f"topic {topic!r}: {self.field}_serializer {self.name} failed on a {self.field} of "
-            f"type {type(data).__name__}{detail}"
+            f"topic {topic!r}: {self.field}_serializer {self.name} {what}{detail}",
+            retriable=retriable,
         )
 
 
@@ -351,6 +414,9 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
         return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):
+        meant_for = getattr(serializer, "meant_for", None)
+        if callable(meant_for):
+            meant_for(field)
         name = type(serializer).__name__
         return BoundSerializer(serializer, field, method, name, takes_topic=True)
     if not callable(serializer):

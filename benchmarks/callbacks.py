@@ -111,13 +111,12 @@ CASES: Final[tuple[Case, ...]] = (
 
 async def measure(codec: str, records: int, runs: int) -> dict[str, float]:
     """Microseconds of processor time per record, by the name of the case."""
-    from aiokprod import Producer
+    from aiokprod import Producer, ProducerConfig
 
     best: dict[str, float] = {}
     async with Producer(
-        bootstrap_servers="nearby:9092",
+        ProducerConfig(bootstrap_servers="nearby:9092", compression_type=codec),
         environment=NearbyBroker().environment(),
-        compression_type=codec,
     ) as producer:
         await producer.send(TOPIC, VALUE)
         for _ in range(runs):

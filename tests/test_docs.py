@@ -6,8 +6,11 @@ import ast
 import builtins
 import dataclasses
 import inspect
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +137,15 @@ def test_testing_page_has_every_fixture() -> None:
         for name, value in vars(pytest_plugin).items()
         if type(value).__name__ == "FixtureFunctionDefinition"
     }
+
+
+def test_the_tests_of_the_testing_page_pass(pytester: pytest.Pytester) -> None:
+    code = re.findall(r"```python\n(.*?)```", section("testing.md", "With pytest"), re.DOTALL)
+    pytester.makepyfile("\n".join(code))
+    result = pytester.runpytest_subprocess(
+        "-p", "pytest_aiokprod", "-p", "no:asyncio", "-W", "error"
+    )
+    result.assert_outcomes(passed=4)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
@@ -265,3 +277,25 @@ def test_check_page_has_every_finding() -> None:
     codes |= set(re.findall(r'\bcode = "(\w+)"', source))
     codes |= set(re.findall(r'code, remedy = "(\w+)"', source))
     assert set(first_column(section("check.md", "What is checked"))) == codes
+
+
+def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
+    text = page("quickstart.md")
+    program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    (printed,) = re.findall(r"It prints\n\n```\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "hello.py").write_text(program)
+    answer = subprocess.run(
+        [sys.executable, tmp_path / "hello.py"], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert re.sub(r"partition \d", "partition 0", answer.stdout) == printed
+
+
+def test_navigation_of_the_site_has_every_page_once() -> None:
+    text = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    script = (DOCS.parent / ".ci" / "docs_site.py").read_text(encoding="utf-8")
+    outside = re.findall(r'^    "(.*\.md)",$', script, re.MULTILINE)
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    named = re.findall(r"- (?:[^:\n]+: )?(\S+\.md)$", text.split("\nnav:\n")[1], re.MULTILINE)
+    assert sorted(named) == sorted(pages + [f"project/{name}" for name in outside])

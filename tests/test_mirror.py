@@ -11,6 +11,10 @@ PACKAGE = TESTS.parent / "aiokprod"
 
 ELSEWHERE = {
     "_log_fields": "test_logging.py",
+    "__main__": "cli/test_produce.py",
+    "_cli/inputs": "cli/test_produce.py",
+    "_cli/outcomes": "cli/test_produce.py",
+    "_cli/perf": "cli/test_commands.py",
     "_client/bulk_result": "client/test_send_many.py scenarios/test_bulk_calls.py",
     "_client/cluster_client/broker_access": "client/test_cluster_requests.py",
     "_client/cluster_client/requests": "client/test_cluster_requests.py",
@@ -51,7 +55,7 @@ ELSEWHERE = {
     "_net/sasl/oauthbearer": "security/test_sasl.py",
     "_net/sasl/plain": "security/test_sasl.py",
     "_net/sasl/scram": "security/test_sasl.py",
-    "_security/https": "security/test_tokens.py",
+    "_security/http_exchange": "security/test_tokens.py serdes/test_registry.py",
     "_security/jwt_bearer": "security/test_tokens.py",
     "_security/msk_iam": "security/test_tokens.py",
     "_security/oidc": "security/test_tokens.py",
@@ -68,6 +72,8 @@ ELSEWHERE = {
     "plugins": "client/test_hooks_on_both_paths.py",
     "producer": "scenarios/test_api_edge_cases.py scenarios/test_blocking_calls.py",
     "security": "test_exports.py",
+    "serdes/_extras": "serdes/test_models.py",
+    "serdes/_shared_calls": "serdes/test_schema_serializer.py",
     "spark/batch_handoff": "spark/test_worker_loop.py",
     "spark/context": "spark/test_writer.py",
     "spark/failures": "spark/test_commit_messages.py",

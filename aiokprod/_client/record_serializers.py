@@ -3,6 +3,7 @@ class, `SerializerPair`, alone."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,27 @@ class RecordSerializers(SerializerPair):
     def parts(self) -> tuple[object, object]:
         """The serializer objects, for `configure` and `close`."""
         return self._bound_key.serializer, self._bound_value.serializer
+
+    async def warm(self, topics: list[str], deadline: float) -> None:
+        """Prepare the serializers for all topics at the same time.
+
+        Raises:
+            SerializationError: a serializer cannot be prepared, or not until `deadline` (loop
+                time); the others are not waited for.
+        """
+        tasks = [
+            asyncio.create_task(bound.warm(topic, deadline), name="aiokprod-warm-serializer")
+            for bound in (self._bound_key, self._bound_value)
+            if hasattr(bound.serializer, "warm")
+            for topic in topics
+        ]
+        try:
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def start(
         self, record: ProducerRecord[Any, Any], serialized: SerializedRecord | None = None

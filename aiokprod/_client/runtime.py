@@ -285,7 +285,11 @@ class Runtime:
             return
         cause: BaseException
         if task.cancelled():
-            cause = asyncio.CancelledError(f"the task {task.get_name()} was cancelled")
+            cause = asyncio.CancelledError(
+                f"the task {task.get_name()} was cancelled, as asyncio.run does when the program "
+                f"ends before close(); {self._unsettled()} records have no "
+                "outcome: use `async with Producer(...)` or await close()"
+            )
         else:
             cause = task.exception() or RuntimeError(f"the task {task.get_name()} returned")
         self.fail(cause)
@@ -314,6 +318,11 @@ class Runtime:
             self._telemetry.close()
         for task in self._tasks:
             task.cancel()
+
+    def _unsettled(self) -> int:
+        """Number of records without an outcome."""
+        batches = self.accumulator.incomplete
+        return sum(batch.core.record_count for batch in batches if not batch.core.settled)
 
     def _stop_with(self, error: KafkaError) -> None:
         self.failure = error

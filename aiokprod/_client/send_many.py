@@ -22,6 +22,7 @@ from aiokprod.errors import (
     MetadataTimeout,
     Outcome,
     SerializationError,
+    UnknownTopic,
 )
 from aiokprod.records import ProducerRecord, validate_partition, validate_topic
 from aiokprod.serializers import WrongType
@@ -366,9 +367,10 @@ class BulkSender:
             runtime.metadata.request_topic(topic, runtime.loop.time())
             return shut_out.copy(topic=topic, partition=partition)
         waited_for, error = self._missing[topic]
-        if waited_for == partition or isinstance(error, BrokerError):
+        one_partition = isinstance(error, (MetadataTimeout, UnknownTopic))
+        if waited_for == partition or not one_partition:
             return error.copy(topic=topic, partition=partition)
-        return MetadataTimeout(
+        return (UnknownTopic if isinstance(error, UnknownTopic) else MetadataTimeout)(
             f"topic {topic} has no partition {partition} by its metadata, for which an earlier "
             "record of this call has waited",
             outcome=Outcome.NOT_SENT,

@@ -51,8 +51,12 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
         return ProducerConfig(**given)
     if not isinstance(config, ProducerConfig):
         raise ConfigError(
-            f"config must be a ProducerConfig, not {type(config).__name__}; for a mapping use "
-            "ProducerConfig.from_mapping(...)"
+            f"config must be a ProducerConfig, not {type(config).__name__}; "
+            + (
+                f"name the setting: Producer(bootstrap_servers={config!r})"
+                if isinstance(config, str) and "@" not in config and len(config) < 200
+                else "for a mapping use ProducerConfig.from_mapping(...)"
+            )
         )
     if given:
         raise ConfigError(

@@ -87,7 +87,7 @@ class BatchBuilder:
                     f"{name} is {type(data).__name__}: pass bytes or set {name}_serializer"
                 )
         kept = tuple(headers or ())
-        size = _record_size(key_bytes, value_bytes, kept)
+        size = record_size(key_bytes, value_bytes, kept)
         if self._records and self._size + size > self._limit:
             self.close()
             return None
@@ -127,7 +127,8 @@ class BatchBuilder:
         return self._records
 
 
-def _record_size(key: Any, value: Any, headers: Sequence[Header]) -> int:
+def record_size(key: Any, value: Any, headers: Sequence[Header]) -> int:
+    """Upper bound of a record's size in a batch, bytes."""
     # Length, attributes, timestamp delta, offset delta, two lengths and the number of headers, with
     # the longest varints that a batch of this size can have.
     size = 21 + (0 if key is None else len(key)) + (0 if value is None else len(value))

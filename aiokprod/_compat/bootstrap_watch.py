@@ -26,6 +26,12 @@ class BootstrapWatch(Observer):
         self._has_metadata = False
         self.snapshot = ClusterSnapshot()
 
+    def reset(self) -> None:
+        """Forget the metadata and the failures, for a new producer."""
+        self._failed.clear()
+        self._has_metadata = False
+        self.snapshot = ClusterSnapshot()
+
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
         """Count a bootstrap server that could not be reached; their ids are negative."""
         if node_id < 0 and error is not None and not self._has_metadata:

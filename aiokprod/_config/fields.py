@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from aiokprod._config.foreign_names import FOREIGN_NAMES, VALUES, dotted, replacement
 from aiokprod.errors import ConfigError
 
 INT32_MAX: Final = 2**31 - 1
@@ -247,16 +248,17 @@ _OBJECTS: Final = "pass an object to Producer({}) instead; class names are not l
 _PEM: Final = "leave it out; keys and certificates are PEM here, not JKS or PKCS12"
 _TLS: Final = "leave it out; TLS 1.2 or newer is used; pass ssl_context for anything special"
 _SASL: Final = "it has no meaning here; see docs/security.md"
-_CA: Final = "use ssl_truststore_location (or ssl_truststore_certificates for PEM text)"
 _OIDC: Final = "pass sasl_token_provider=OidcTokens(...), see docs/security.md"
 _JVM: Final = "it configures the JVM and has no meaning here; leave it out"
 _METRICS: Final = "leave it out; read producer.metrics() or pass Producer(observer=...)"
 _BROKER: Final = "it is a broker or topic setting; set it on the cluster"
 _CONSUMER: Final = "it is a consumer setting; leave it out"
+_CALLBACK: Final = "pass on_delivery= to submit or try_submit, or await the Delivery"
+_LOGGING: Final = "leave it out; set the level of the logger 'aiokprod' with the logging module"
 _NOT_YET: Final = "not in this version yet; leave it out"
 
-# Keys of the Java producer without meaning here, keys of brokers, topics and consumers, and other
-# clients' names of settings; each with what to do instead.
+# What to do about keys without a field of another name, see `foreign_names`: settings of clients
+# that have no meaning here or are passed as objects, and keys of brokers, topics and consumers.
 _HINTS: Final[dict[str, str]] = {
     "key.serializer": _OBJECTS.format("key_serializer=..."),
     "value.serializer": _OBJECTS.format("value_serializer=..."),
@@ -269,7 +271,6 @@ _HINTS: Final[dict[str, str]] = {
     "client.rack": _NOT_YET,
     "transaction.two.phase.commit.enable": _NOT_YET,
     "metadata.cluster.check.enable": _NOT_YET,
-    "bootstrap.resolve.timeout.ms": "set socket_connection_setup_timeout_ms",
     "config.providers": "read secrets in your own code and pass the values",
     "metric.reporters": _METRICS,
     "metrics.num.samples": _METRICS,
@@ -277,44 +278,25 @@ _HINTS: Final[dict[str, str]] = {
     "metrics.recording.level": _METRICS,
     "auto.include.jmx.reporter": _METRICS,
     "security.providers": _JVM,
-    # names of aiokafka, kafka-python and librdkafka
+    # aiokafka, kafka-python and librdkafka
     "api.version": "leave it out; versions are negotiated with each broker",
     "loop": "leave it out; the running loop is used",
-    "max.batch.size": "use batch_size",
-    "ssl.cafile": _CA,
-    "ssl.cadata": _CA,
-    "ssl.ca.location": _CA,
-    "ssl.ca.pem": _CA,
-    "ssl.certfile": "use ssl_keystore_location",
-    "ssl.certificate.location": "use ssl_keystore_location",
-    "ssl.certificate.pem": "use ssl_keystore_certificate_chain",
-    "ssl.keyfile": "use ssl_key_location",
-    "ssl.key.pem": "use ssl_keystore_key",
-    "ssl.password": "use ssl_key_password",
-    "ssl.crlfile": "use ssl_crl_location",
-    "ssl.check.hostname": "use ssl_endpoint_identification_algorithm",
+    "ssl.cadata": "use ssl_truststore_certificates (PEM text)",
     "enable.ssl.certificate.verification": "certificates are always verified; "
     "pass a custom ssl_context for anything else",
-    "sasl.mechanisms": "use sasl_mechanism",
-    "sasl.plain.username": "use sasl_username",
-    "sasl.plain.password": "use sasl_password",
-    "sasl.oauth.token.provider": "use sasl_token_provider",
     "sasl.jaas.config": "use sasl_username and sasl_password, or sasl_token_provider, "
     "not JAAS text",
-    "message.max.bytes": "use max_request_size; this one is the broker's",
-    "message.timeout.ms": "use delivery_timeout_ms",
-    "socket.timeout.ms": "use request_timeout_ms",
-    "queue.buffering.max.ms": "use linger_ms",
-    "queue.buffering.max.kbytes": "use buffer_memory (bytes)",
-    "queue.buffering.max.messages": "use buffer_memory (bytes)",
-    "batch.num.messages": "use batch_size (bytes)",
-    "compression.codec": "use compression_type",
+    "dr.cb": _CALLBACK,
+    "dr.msg.cb": _CALLBACK,
+    "on.delivery": _CALLBACK,
+    "error.cb": "leave it out; calls raise errors, and the logger 'aiokprod' reports connections",
+    "log.cb": _LOGGING,
+    "log.level": _LOGGING,
+    "debug": _LOGGING,
+    "stats.cb": _METRICS,
+    "statistics.interval.ms": _METRICS,
+    "config": "it is the first positional argument: Producer(ProducerConfig(...))",
     "compression.level": "use compression_gzip_level, compression_lz4_level or _zstd_level",
-    "max.in.flight": "use max_in_flight_requests_per_connection",
-    "request.required.acks": "use acks",
-    "metadata.broker.list": "use bootstrap_servers",
-    "topic.metadata.refresh.interval.ms": "use metadata_max_age_ms",
-    "message.send.max.retries": "use retries",
     # brokers and topics
     "replica.lag.time.max.ms": _BROKER,
     "unclean.leader.election.enable": _BROKER,
@@ -348,22 +330,47 @@ _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
+_CLIENTS: Final = {"java": "the Java client"}
+"""How texts name a client, if not by its key in `foreign_names`."""
+
 _MISSPELT: Final = 0.9
 """Similarity above which a key is taken for a misspelt setting."""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """The error of an unknown key: what to use instead, or the most similar setting."""
-    dotted = key.strip().lower().replace("_", ".")
-    hint = _HINTS.get(dotted)
-    names = [name.replace("_", ".") for name in known]
-    near = difflib.get_close_matches(dotted, names, n=1, cutoff=_MISSPELT)
+    fields = list(known)
+    if (ours := key.replace(".", "_")) in fields:
+        return ConfigError(
+            f"{key!r} is not a setting: as a keyword it is {ours}; names with dots are accepted by "
+            "ProducerConfig.from_mapping({...}), whose result is the producer's first argument"
+        )
+    name = dotted(key)
+    hint = _HINTS.get(name) or _use_replacement(name)
+    names = [field.replace("_", ".") for field in fields]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=_MISSPELT)
     if hint is None and not near:
-        hint = next((text for prefix, text in _PREFIX_HINTS if dotted.startswith(prefix)), None)
+        hint = next((text for prefix, text in _PREFIX_HINTS if name.startswith(prefix)), None)
+        client = next((client for client, table in FOREIGN_NAMES.items() if name in table), None)
+        if hint is None and client is not None:
+            hint = (
+                f"it is one of {_CLIENTS.get(client, client)} without a counterpart; leave it out"
+            )
     if hint is not None:
         return ConfigError(f"{key!r} is not a setting of this producer: {hint}")
-    near = near or difflib.get_close_matches(dotted, names, n=1)
+    near = near or difflib.get_close_matches(name, names, n=1)
     if near:
         style = near[0].replace(".", "_") if "_" in key else near[0]
         return ConfigError(f"{key!r} is not a setting; did you mean {style!r}?")
-    return ConfigError(f"{key!r} is not a setting, and no setting has a similar name")
+    return ConfigError(
+        f"{key!r} is not a setting, and no setting has a similar name; docs/configuration.md lists "
+        "them"
+    )
+
+
+def _use_replacement(name: str) -> str | None:
+    """What to do about another client's name of a field."""
+    field = replacement(name)
+    if field is None:
+        return None
+    return f"use {field}" + (f" ({VALUES[name]})" if name in VALUES else "")

@@ -21,7 +21,7 @@ from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from aiokprod._log_fields import log_fields
-from aiokprod._security.https import HttpsAnswer, HttpsExchange, HttpsRequest
+from aiokprod._security.http_exchange import HttpAnswer, HttpExchange, HttpRequest
 from aiokprod._security.secret import Secret
 from aiokprod.environment import unix_ms
 from aiokprod.errors import AuthenticationError, ConfigError
@@ -76,7 +76,7 @@ class TokenEndpoint:
         self._clock = clock
         self._cached: _Cached | None = None
         self._lock = asyncio.Lock()
-        self._exchange: HttpsExchange | None = None
+        self._exchange: HttpExchange | None = None
         self._warned = False
 
     def __repr__(self) -> str:
@@ -107,12 +107,13 @@ class TokenEndpoint:
             self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
             return token
 
-    async def _ask(self, request: TokenRequest) -> HttpsAnswer:
+    async def _ask(self, request: TokenRequest) -> HttpAnswer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         await self._previous_ended(deadline)
-        exchange = self._exchange = HttpsExchange(
-            HttpsRequest(
+        exchange = self._exchange = HttpExchange(
+            HttpRequest(
+                "POST",
                 self._host,
                 self._port,
                 self._path,
@@ -126,10 +127,11 @@ class TokenEndpoint:
                 self._tls,
                 max(0.0, deadline - loop.time()),
                 _MAX_ANSWER,
-            )
+            ),
+            "aiokprod-token",
         )
         try:
-            if not await _ended(exchange, deadline):
+            if not await exchange.ended(deadline):
                 raise self._error(f"it cannot be asked (no answer within {self._timeout:g} s)")
         finally:
             exchange.abort()
@@ -148,14 +150,14 @@ class TokenEndpoint:
         """Wait until the previous request has ended. If its caller was cancelled, its thread may
         still be resolving the name."""
         previous = self._exchange
-        if previous is not None and previous.running and not await _ended(previous, deadline):
+        if previous is not None and previous.running and not await previous.ended(deadline):
             raise self._error(
                 f"it cannot be asked (the previous request has not ended within {self._timeout:g} "
                 "s: is name resolution stuck?)"
             )
         self._exchange = None
 
-    def _parse(self, answer: HttpsAnswer) -> tuple[Secret, float]:
+    def _parse(self, answer: HttpAnswer) -> tuple[Secret, float]:
         """The token and its lifetime in seconds."""
         if answer.status != http.client.OK:
             raise self._error(f"it answered with status {answer.status}")
@@ -199,25 +201,6 @@ class TokenEndpoint:
 
     def _error(self, text: str) -> AuthenticationError:
         return AuthenticationError(f"OIDC token endpoint https://{self._host}:{self._port}: {text}")
-
-
-async def _ended(exchange: HttpsExchange, deadline: float) -> bool:
-    """Wait until the thread of the exchange has ended, at most until `deadline` (loop time). False
-    if it still runs."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(ended.set)
-
-    exchange.answer.add_done_callback(wake)
-    timer = loop.call_at(deadline, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        timer.cancel()
-    return not exchange.running
 
 
 def _split(url: str) -> tuple[str, int, str]:

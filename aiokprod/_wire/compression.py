@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib import import_module
 from struct import pack
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _ZSTD_SLICE: Final = 512
-"""Bytes decompressed per call. The library cannot limit its output; 512 bytes of input contain at
-most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
+"""Bytes decompressed per call of zstandard, which cannot limit its output. 512 bytes of input
+contain at most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
 
 
 class Codec(ABC):
@@ -110,7 +111,8 @@ class Snappy(Codec):
             from cramjam import DecompressionError, snappy
         except ImportError as exc:
             raise ConfigError(
-                "compression type 'snappy' needs the package cramjam: pip install aiokprod[snappy]"
+                "compression type 'snappy' needs the package cramjam: "
+                "pip install 'aiokprod[snappy]'"
             ) from exc
         self._snappy: Any = snappy
         self._error: type[Exception] = DecompressionError
@@ -150,6 +152,8 @@ class Snappy(Codec):
 class Lz4(Codec):
     """LZ4 frames as Java reads them: independent blocks of 64 KiB, no dictionary, no content
     checksum (Java computes a different one). The default level is the fast compressor.
+
+    The package is lz4 or, where lz4 has no wheel (musl, free-threaded Python), cramjam.
     """
 
     name = "lz4"
@@ -160,13 +164,36 @@ class Lz4(Codec):
 
     def __init__(self, level: int | None = None) -> None:
         super().__init__(level)
-        import lz4.frame
-
-        self._frames: Any = lz4.frame
+        self._library: _Lz4Package | _CramjamLz4
+        try:
+            self._library = _Lz4Package()
+        except ImportError:
+            try:
+                self._library = _CramjamLz4()
+            except ImportError as exc:
+                raise ConfigError(
+                    "compression type 'lz4' needs the package lz4 or cramjam: pip install lz4"
+                ) from exc
 
     def compress(self, data: BytesLike) -> bytes:
         """Returns one LZ4 frame."""
         level = self._FAST if self.level in (None, self._JAVA_DEFAULT) else self.level
+        return self._library.compress(data, level)
+
+    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
+        """Accepts any number of LZ4 frames."""
+        return self._library.decompress(bytes(data), max_bytes)
+
+
+class _Lz4Package:
+    """LZ4 frames with the package lz4."""
+
+    def __init__(self) -> None:
+        import lz4.frame
+
+        self._frames: Any = lz4.frame
+
+    def compress(self, data: BytesLike, level: int | None) -> bytes:
         frame: bytes = self._frames.compress(
             data,
             compression_level=level,
@@ -178,43 +205,117 @@ class Lz4(Codec):
         )
         return frame
 
-    def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Accepts any number of LZ4 frames."""
-        return _drain(
-            self.name,
-            self._frames.LZ4FrameDecompressor,
-            RuntimeError,
-            bytes(data),
-            max_bytes,
-        )
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        return _drain(Lz4.name, self._frames.LZ4FrameDecompressor, RuntimeError, data, max_bytes)
+
+
+class _CramjamLz4:
+    """LZ4 frames with cramjam, whose blocks have checksums, which Java verifies."""
+
+    def __init__(self) -> None:
+        from cramjam import DecompressionError, lz4
+
+        self._lz4: Any = lz4
+        self._error: type[Exception] = DecompressionError
+
+    def compress(self, data: BytesLike, level: int | None) -> bytes:
+        # cramjam's one-shot call writes dependent blocks, which brokers refuse (KIP-57).
+        stream = self._lz4.Compressor(level=level, block_linked=False, content_checksum=False)
+        stream.compress(bytes(data))
+        return bytes(stream.finish())
+
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        if not data:
+            return b""
+        # One byte more than allowed, to tell "at the limit" from "above it".
+        room = bytearray(max_bytes + 1)
+        try:
+            size = self._lz4.decompress_into(data, room)
+        except (self._error, OSError) as exc:
+            if "write whole buffer" in str(exc):
+                raise _too_large(Lz4.name, max_bytes) from exc
+            raise DecodeError(f"lz4: {exc}") from exc
+        if size > max_bytes:
+            raise _too_large(Lz4.name, max_bytes)
+        return bytes(memoryview(room)[:size])
 
 
 class Zstd(Codec):
-    """Zstandard frames; the default level is 3."""
+    """Zstandard frames; the default level is 3.
+
+    From Python 3.14 on by the standard library (PEP 784), before by the package zstandard.
+    """
 
     name = "zstd"
     codec_id = 4
 
     _DEFAULT: ClassVar[int] = 3
-    _MAX_WINDOW: ClassVar[int] = 1 << 27  # the largest that level 22 uses
 
     def __init__(self, level: int | None = None) -> None:
         super().__init__(level)
-        import zstandard
-
-        self._zstd = zstandard
+        self._library: _StandardZstd | _ZstandardPackage
+        try:
+            self._library = _StandardZstd()
+        except ImportError:  # before 3.14, or a Python that was built without libzstd
+            try:
+                self._library = _ZstandardPackage()
+            except ImportError as exc:
+                raise ConfigError(
+                    "compression type 'zstd' needs the package zstandard: pip install zstandard"
+                ) from exc
 
     def compress(self, data: BytesLike) -> bytes:
         """Returns one frame."""
         level = self._DEFAULT if self.level is None else self.level
-        return self._zstd.ZstdCompressor(level=level).compress(data)
+        return self._library.compress(data, level)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
         """Accepts any number of frames."""
-        context = self._zstd.ZstdDecompressor(max_window_size=self._MAX_WINDOW)
+        return self._library.decompress(bytes(data), max_bytes)
+
+
+_MAX_WINDOW_LOG: Final = 27
+"""Binary logarithm of the largest window that level 22 uses."""
+
+
+class _StandardZstd:
+    """Zstandard frames with the standard library."""
+
+    def __init__(self) -> None:
+        # Neither typed nor importable on every Python that is supported.
+        self._zstd: Any = import_module("compression.zstd")
+
+    def compress(self, data: BytesLike, level: int) -> bytes:
+        frame: bytes = self._zstd.compress(data, level)
+        return frame
+
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        options = {self._zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+        return _drain(
+            Zstd.name,
+            lambda: self._zstd.ZstdDecompressor(options=options),
+            self._zstd.ZstdError,
+            data,
+            max_bytes,
+        )
+
+
+class _ZstandardPackage:
+    """Zstandard frames with the package zstandard."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._zstd = zstandard
+
+    def compress(self, data: BytesLike, level: int) -> bytes:
+        return self._zstd.ZstdCompressor(level=level).compress(data)
+
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        context = self._zstd.ZstdDecompressor(max_window_size=1 << _MAX_WINDOW_LOG)
         chunks: list[bytes] = []
         room = max_bytes
-        rest = bytes(data)
+        rest = data
         while rest:
             stream = context.decompressobj()
             position = 0
@@ -228,7 +329,7 @@ class Zstd(Codec):
                 position += _ZSTD_SLICE
                 room -= len(chunk)
                 if room < 0:
-                    raise _too_large(self.name, max_bytes)
+                    raise _too_large(Zstd.name, max_bytes)
                 chunks.append(chunk)
             rest = stream.unused_data + rest[position:]
         return b"".join(chunks)

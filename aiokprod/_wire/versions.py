@@ -64,9 +64,12 @@ def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = 
     request = REQUESTS.get(api_key)
     name = request.__name__ if request else f"API key {api_key}"
     ours, theirs = CLIENT_RANGES.get(api_key), broker.get(api_key)
+    hint = ""
+    if request in (REQUESTS.get(0), REQUESTS.get(3)) and theirs is None:
+        hint = "; is this the port of a controller? Connect to a port of a broker"
     cap = "" if max_version is None else f", allowed up to {max_version}"
     raise UnsupportedVersion(
-        f"no common version of {name}: client {_show(ours)}, broker {_show(theirs)}{cap}"
+        f"no common version of {name}: client {_show(ours)}, broker {_show(theirs)}{cap}{hint}"
     )
 
 

@@ -15,12 +15,13 @@ docs/migration/aiokafka.md lists what is the same and what differs.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from aiokprod._compat.aiokafka_batch import BatchBuilder, BatchOutcome
 from aiokprod._compat.aiokafka_client import (
@@ -46,17 +47,27 @@ from aiokprod.records import Header
 from aiokprod.security import Secret
 
 try:
-    from aiokafka.structs import RecordMetadata, TopicPartition
+    import aiokafka.structs as _theirs
 except ImportError:  # pragma: no cover
+    _theirs = None
 
-    class TopicPartition(NamedTuple):  # type: ignore[no-redef]
+if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
+
+    class TopicPartition(NamedTuple):
         """A topic and one of its partitions."""
 
         topic: str
         partition: int
 
-    class RecordMetadata(NamedTuple):  # type: ignore[no-redef]
-        """Where a record is, as aiokafka reports it."""
+    class RecordMetadata(NamedTuple):
+        """Where a record is, as aiokafka reports it.
+
+        Attributes:
+            offset: None for a detected duplicate.
+            timestamp: Unix time in ms.
+            timestamp_type: always 0, CreateTime.
+            log_start_offset: always None.
+        """
 
         topic: str
         partition: int
@@ -66,10 +77,21 @@ except ImportError:  # pragma: no cover
         timestamp_type: int
         log_start_offset: int | None
 
+    class OffsetAndMetadata(NamedTuple):
+        """An offset to commit, as aiokafka's."""
+
+        offset: int
+        metadata: str = ""
+
+else:
+    OffsetAndMetadata = _theirs.OffsetAndMetadata
+    RecordMetadata = _theirs.RecordMetadata
+    TopicPartition = _theirs.TopicPartition
 
 __all__ = [
     "AIOKafkaProducer",
     "BatchBuilder",
+    "OffsetAndMetadata",
     "RecordMetadata",
     "TopicPartition",
     "TransactionContext",
@@ -188,12 +210,16 @@ class AIOKafkaProducer:
         self._in_transaction = False
         self._loop = loop
         self._timeout = translated.settings.get("max_block_ms", 60_000) / 1000
-        self.producer: Producer[bytes, bytes] = Producer(
+        # Holds no reference to `self`: a producer that is dropped without `stop` is collected.
+        self._create = functools.partial(
+            Producer[bytes, bytes],
             partitioner=None if partitioner is None else KeyPartitioner(partitioner),
             interceptors=tuple(interceptors),
             plugins=[self._watch, *plugins],
             **translated.settings,
         )
+        self._start_failed = False
+        self.producer: Producer[bytes, bytes] = self._create()
         environment = self.producer._environment
         self._unix_ms = environment.unix_ms
         self._partitioner = KeyPartitioner(partitioner or murmur2_or_random(environment.rng))
@@ -215,7 +241,7 @@ class AIOKafkaProducer:
             )
 
     def __del__(self) -> None:
-        if self._closed is False:
+        if self._closed is False and not self._start_failed:
             warnings.warn(
                 f"Unclosed AIOKafkaProducer {self!r}: await stop()",
                 ResourceWarning,
@@ -234,12 +260,22 @@ class AIOKafkaProducer:
         """Connect to the cluster and fetch its metadata; with a transactional_id, get the producer
         id too.
 
+        A start that failed may be repeated, with a new `producer`; plug-ins and interceptors are
+        closed and configured again.
+
         Raises:
             KafkaConnectionError: no bootstrap server can be reached.
             ProducerClosed: `stop` was called before.
             Others: as `aiokprod.Producer.start`.
+
+        Cancellation closes the connections.
         """
         self._check_open()
+        if self._start_failed:
+            self._watch.reset()
+            self.producer = self._create(client_id=self.client._client_id)
+            self.client._wait_on_metadata = self.producer.partitions_for
+            self._start_failed = False
         self._loop = asyncio.get_running_loop()
         try:
             await self.producer.start()
@@ -256,13 +292,11 @@ class AIOKafkaProducer:
                 raise DialError(
                     f"Unable to bootstrap from {servers!r}: {failed.message}"
                 ) from failed
-        except KafkaError as error:
+        except BaseException as error:
+            self._start_failed = True
             await self.producer.close(0)
-            self._closed = True
-            raise as_theirs(error) from error.__cause__
-        except BaseException:
-            await self.producer.close(0)
-            self._closed = True
+            if isinstance(error, KafkaError):
+                raise as_theirs(error) from error.__cause__
             raise
 
     async def stop(self) -> None:
@@ -301,7 +335,7 @@ class AIOKafkaProducer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
-    ) -> asyncio.Future[Any]:
+    ) -> asyncio.Future[RecordMetadata]:
         """Append one record and return the future of its outcome.
 
         Args:
@@ -331,7 +365,7 @@ class AIOKafkaProducer:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = asyncio.Future(loop=loop)
+        future: asyncio.Future[RecordMetadata] = asyncio.Future(loop=loop)
         try:
             await self.producer.submit(
                 topic,
@@ -354,7 +388,7 @@ class AIOKafkaProducer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
-    ) -> Any:
+    ) -> RecordMetadata:
         """As `send`, and wait for the outcome.
 
         Cancellation: only the wait ends once the record is in a batch.
@@ -368,7 +402,7 @@ class AIOKafkaProducer:
 
     async def send_batch(
         self, batch: BatchBuilder, topic: str, *, partition: int
-    ) -> asyncio.Future[Any]:
+    ) -> asyncio.Future[RecordMetadata]:
         """Append the records of a batch to a partition, which closes the batch.
 
         Returns:
@@ -380,7 +414,7 @@ class AIOKafkaProducer:
         batch.close()
         self._check_open()
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         records = batch.records
         if not records:
             future.set_result(None)
@@ -518,13 +552,6 @@ class AIOKafkaProducer:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<AIOKafkaProducer of aiokprod {self.producer.client_id} {state}>"
-
-
-class OffsetAndMetadata(NamedTuple):
-    """An offset to commit, as aiokafka's."""
-
-    offset: int
-    metadata: str = ""
 
 
 class TransactionContext:

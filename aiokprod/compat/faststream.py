@@ -14,18 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiokprod._client.bulk_result import BulkResult
+from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
 from aiokprod._compat.aiokafka_errors import as_theirs
-from aiokprod.compat.aiokafka import AIOKafkaProducer, RecordMetadata, TopicPartition
+from aiokprod.compat.aiokafka import (
+    AIOKafkaProducer,
+    RecordMetadata,
+    TopicPartition,
+    TransactionContext,
+)
 from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.producer import Producer
 
 try:
-    from faststream._internal.parser import BatchCodecProto, DefaultCodec
+    from faststream._internal.parser import BatchCodecProto
     from faststream.kafka import KafkaBroker
     from faststream.kafka.configs import KafkaBrokerConfig
+    from faststream.kafka.exceptions import BatchBufferOverflowException
     from faststream.kafka.publisher.producer import AioKafkaFastProducerImpl
 except ImportError as missing:  # pragma: no cover
     raise ImportError(
@@ -36,7 +45,7 @@ except ImportError as missing:  # pragma: no cover
 if TYPE_CHECKING:
     from faststream.kafka.response import KafkaPublishCommand
 
-__all__ = ["BatchMetadata", "use_aiokprod"]
+__all__ = ["BatchMetadata", "transaction", "use_aiokprod"]
 
 B = TypeVar("B", bound=KafkaBroker)
 
@@ -47,7 +56,7 @@ _DEFAULTS: Final = {
 """What FastStream passes to aiokafka for arguments that the application did not give."""
 
 
-class BatchMetadata(RecordMetadata):  # type: ignore[misc]
+class BatchMetadata(RecordMetadata):
     """The result of `publish_batch`: the place of its first record.
 
     Attributes:
@@ -58,7 +67,21 @@ class BatchMetadata(RecordMetadata):  # type: ignore[misc]
 
 
 class AiokprodFastProducer(AioKafkaFastProducerImpl):
-    """FastStream's producer, on `AIOKafkaProducer` of aiokprod."""
+    """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
+
+    Attributes:
+        arguments: of `AIOKafkaProducer`, set before `connect`.
+        limit: the broker's `max_batch_size` if it has one, bytes.
+    """
+
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    limit: int | None = None
+
+    async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
+        """Start a producer of aiokprod in the place of `producer`, which was not started."""
+        await producer.stop()
+        self.limit = self.arguments.get("max_batch_size")
+        await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
 
     async def publish_batch(self, cmd: KafkaPublishCommand) -> Any:
         """Send any number of messages, each to the partition of its key.
@@ -68,6 +91,8 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
         Raises:
             KafkaError: a message failed. `results` of the error has the outcome of every message.
+            BatchBufferOverflowException: the broker has an explicit `max_batch_size`, and the
+                messages exceed it; nothing was sent.
         """
         headers = cmd.headers_to_publish()
         if isinstance(self.codec, BatchCodecProto):
@@ -86,16 +111,41 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
                     found.insert(0, ("content-type", content_type.encode()))
             columns.append(found)
         count = len(encoded)
+        keys = [cmd.key_for(position) for position in range(count)]
+        producer: AIOKafkaProducer = self._producer.producer
+        values = [message for message, _ in encoded]
+        if self.limit is not None:
+            _check_size(self.limit, keys, values, columns)
         sending = _send(
-            self._producer.producer.producer,
+            producer.producer,
             cmd.destination,
-            [message for message, _ in encoded],
-            keys=[cmd.key_for(position) for position in range(count)],
+            values,
+            keys=keys,
             headers=columns,
             partition=cmd.partition,
             timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * count,
         )
         return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
+
+
+def _check_size(
+    limit: int,
+    keys: list[bytes | None],
+    values: list[bytes],
+    headers: list[list[tuple[str, bytes]]],
+) -> None:
+    """Raise BatchBufferOverflowException if aiokafka's batch could not hold the records."""
+    # In one call for all first: most batches are far below the limit.
+    kinds = {id(one): one for one in headers}.values()
+    fixed = max((record_size(None, None, one) for one in kinds), default=0)
+    size = HEADER_SIZE + fixed * len(values) + sum(map(len, filter(None, values)))
+    if size + sum(map(len, filter(None, keys))) <= limit:
+        return
+    size = HEADER_SIZE
+    for position, (key, value, pairs) in enumerate(zip(keys, values, headers, strict=True)):
+        size += record_size(key, value, pairs)
+        if position and size > limit:  # aiokafka accepts any first record
+            raise BatchBufferOverflowException(message_position=position)
 
 
 async def _send(
@@ -110,6 +160,7 @@ async def _send(
         failed.results = results  # type: ignore[attr-defined]
         raise failed from first.__cause__
     partition, times = results.partitions[0], columns["timestamps_ms"]
+    assert partition is not None  # no error: every record has one
     metadata = BatchMetadata(
         topic,
         partition,
@@ -129,31 +180,22 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
     aiokprod_settings: dict[str, Any]
 
     async def connect(self, **connection_kwargs: Any) -> None:
-        """Start the producer, then the admin client and the builder of consumers."""
-        if not self.consumer_only:
-            given = {
-                name: value
-                for name, value in connection_kwargs.items()
-                if name not in _DEFAULTS or value is not _DEFAULTS[name]
-            }
-            given.pop("loop", None)
-            producer = AIOKafkaProducer(**{**given, **self.aiokprod_settings})
-            await self.producer.connect(
-                producer,
-                serializer=self.fd_config._serializer,
-                codec=self.broker_codec or DefaultCodec(),
-            )
-            try:
-                await self.admin.connect(**connection_kwargs)
-            except BaseException:
-                await self.producer.disconnect()
-                raise
-        consumer_only = self.consumer_only
-        self.consumer_only = True  # what is left is the builder of consumers
+        """Connect as FastStream does, with the producer of aiokprod."""
+        given = {
+            name: value
+            for name, value in connection_kwargs.items()
+            if name not in _DEFAULTS or value is not _DEFAULTS[name]
+        }
+        given.pop("loop", None)
+        producer = self.producer
+        assert isinstance(producer, AiokprodFastProducer)
+        producer.arguments = {**given, **self.aiokprod_settings}
         try:
             await super().connect(**connection_kwargs)
-        finally:
-            self.consumer_only = consumer_only
+        except BaseException:
+            if producer:
+                await producer.disconnect()
+            raise
 
 
 def use_aiokprod(broker: B, **settings: Any) -> B:
@@ -168,7 +210,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
         The same broker.
 
     `publish` works as before. `publish_batch` sends any number of messages, each to the partition
-    of its key, and does not raise BatchBufferOverflowException.
+    of its key. It raises BatchBufferOverflowException only if `max_batch_size` is given.
 
     Raises:
         ConfigError: it is another broker, or it is connected already.
@@ -186,3 +228,24 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     assert isinstance(config, AiokprodBrokerConfig)
     config.aiokprod_settings = settings
     return broker
+
+
+def transaction(broker: KafkaBroker) -> TransactionContext:
+    """``async with transaction(broker)``: what the block publishes is committed at its end, and
+    aborted on an exception.
+
+    Args:
+        broker: connected, with a `transactional_id`. Only one task may have a transaction open.
+
+    Raises:
+        ConfigError: the broker does not publish through aiokprod, or is not connected.
+        IllegalOperation: it has no transactional_id, or a transaction is open (on entry).
+    """
+    producer = broker.config.broker_config.producer
+    if not isinstance(producer, AiokprodFastProducer) or not producer:
+        raise ConfigError(
+            "transaction: pass a broker of use_aiokprod(KafkaBroker(..., transactional_id=...)) "
+            "after broker.start()"
+        )
+    inner: AIOKafkaProducer = producer._producer.producer
+    return inner.transaction()

@@ -1,10 +1,26 @@
-"""Testing kit: virtual time, an in-memory network, a scripted Kafka cluster, real brokers.
+"""Testing kit: virtual time, an in-memory network, a scripted Kafka cluster, a producer that
+records, assertions on records, real brokers.
 
 The names exported here have no further dependencies. Real brokers are in `kafka_cluster`.
 """
 
+from aiokprod._errors import Code, ErrorCode
+from aiokprod.testing.api import Api
+from aiokprod.testing.expectations import Expectations, expecting
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.memory import MemoryNetwork
+from aiokprod.testing.recording_producer import RecordingProducer
 from aiokprod.testing.virtual import VirtualLoop, run
 
-__all__ = ["FakeCluster", "MemoryNetwork", "VirtualLoop", "run"]
+__all__ = [
+    "Api",
+    "Code",
+    "ErrorCode",
+    "Expectations",
+    "FakeCluster",
+    "MemoryNetwork",
+    "RecordingProducer",
+    "VirtualLoop",
+    "expecting",
+    "run",
+]

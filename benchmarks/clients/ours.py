@@ -61,16 +61,19 @@ class Aiokprod(AsyncClient):
     adaptive = True
 
     async def start(self, servers: str, topic: str) -> None:
-        from aiokprod import Producer
+        from aiokprod import Producer, ProducerConfig
 
         case = self.case
         self.topic = topic
-        self.producer: Any = Producer(
+        config = ProducerConfig(
             bootstrap_servers=servers,
             acks=case.acks if case.acks == "all" else int(case.acks),
             enable_idempotence=case.idempotent,
             compression_type=case.codec,
             adaptive_linger=self.adaptive,
+        )
+        self.producer: Any = Producer(
+            config,
             value_serializer=serializer(case),
             partitioner=_partitioner(case),
             interceptors=[NothingDone()] if case.hook == "interceptor" else (),

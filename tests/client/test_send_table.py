@@ -28,11 +28,11 @@ from aiokprod.errors import (
     ConfigError,
     InvalidTopic,
     KafkaError,
-    MetadataTimeout,
     Outcome,
     ProducerClosed,
     RecordTooLarge,
     SerializationError,
+    UnknownTopic,
 )
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster
@@ -315,8 +315,8 @@ async def test_partitions_that_are_not_there_cost_one_wait_in_all(
     result = await producer.send_table("t", table)
     assert now() - started < 3
     assert list(result.errors) == [row for row in range(rows) if row % 4 > 1]
-    assert all(isinstance(error, MetadataTimeout) for error in result.errors.values())
-    assert "partition 3" in str(result.errors[3])
+    assert all(isinstance(error, UnknownTopic) for error in result.errors.values())
+    assert "no partition 3" in str(result.errors[3])
     assert result.errors[2] is not result.errors[6]
     assert [len(log) for log in cluster.logs("t")] == [250, 250]
 

@@ -430,7 +430,7 @@ def test_interrupt_within_a_serializer_reaches_the_caller_and_sends_nothing() ->
             with pytest.raises(KeyboardInterrupt):
                 producer.try_submit("t", b"v")
             with pytest.raises(KeyboardInterrupt):
-                producer.submit("t", b"v")
+                producer.submit("t", b"v")  # type: ignore[unused-coroutine]
             await producer.flush()
             assert len(cluster.log("t", 0)) == 1
 

@@ -11,6 +11,7 @@ import gc
 import logging
 import sys
 import types
+import warnings
 import weakref
 from typing import Any
 
@@ -96,9 +97,48 @@ async def test_start_fails_once_no_bootstrap_server_can_be_reached() -> None:
         await producer.start()
     assert isinstance(caught.value, errors.DialError)
     assert loop.time() - began < 2
-    assert producer._closed is True
+    with pytest.raises(theirs.ProducerClosed):
+        await producer.send("t", b"v")
+
+
+@in_virtual_time
+async def test_a_start_that_failed_can_be_repeated() -> None:
+    """As in aiokafka: services wait for Kafka by calling `start` in a loop."""
+    cluster = FakeCluster(default_partitions=1)
+    for broker in (1, 2, 3):
+        cluster.kill(broker, failover_s=100)
+    producer = make(cluster)
+    client_id = producer.client._client_id
+    for _ in range(2):
+        with pytest.raises(theirs.KafkaConnectionError):
+            await producer.start()
+    assert producer.client.cluster.brokers() == set()
+    for broker in (1, 2, 3):
+        cluster.start(broker)
+    await producer.start()
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.client._wait_on_metadata("t")
+    assert producer.producer.client_id == client_id
+    assert len(producer.client.cluster.brokers()) == 3
+    await producer.stop()
     with pytest.raises(theirs.ProducerClosed):
         await producer.start()
+
+
+@in_virtual_time
+async def test_a_producer_whose_start_failed_needs_no_stop() -> None:
+    cluster = FakeCluster()
+    for broker in (1, 2, 3):
+        cluster.kill(broker, failover_s=100)
+    producer = make(cluster)
+    with pytest.raises(theirs.KafkaConnectionError):
+        await producer.start()
+    dropped = weakref.ref(producer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del producer
+        gc.collect()
+    assert dropped() is None
 
 
 @in_virtual_time
@@ -203,7 +243,8 @@ async def test_cancelling_the_future_does_not_stop_the_record() -> None:
 async def test_acks_0_has_no_result() -> None:
     cluster = FakeCluster(default_partitions=1)
     async with make(cluster, acks=0, enable_idempotence=False) as producer:
-        assert await producer.send_and_wait("t", b"v") is None
+        metadata: Any = await producer.send_and_wait("t", b"v")
+        assert metadata is None
 
 
 @in_virtual_time
@@ -278,7 +319,8 @@ async def test_a_batch_is_sent_in_order_and_reports_its_first_record() -> None:
         assert [record.value for record in stored] == [b"%d" % n for n in range(appended)]
         assert {record.key for record in stored} == {b"k"}
         empty = await producer.send_batch(producer.create_batch(), "t", partition=0)
-        assert await empty is None
+        nothing: Any = await empty
+        assert nothing is None
 
 
 @in_virtual_time

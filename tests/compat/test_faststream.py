@@ -8,12 +8,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from aiokafka.errors import IllegalOperation
 from aiokafka.structs import RecordMetadata
 from faststream.kafka import KafkaBroker
+from faststream.kafka.exceptions import BatchBufferOverflowException
 
 import aiokprod.compat.faststream as compat
 from aiokprod.compat.aiokafka import AIOKafkaProducer
-from aiokprod.compat.faststream import BatchMetadata, use_aiokprod
+from aiokprod.compat.faststream import BatchMetadata, transaction, use_aiokprod
 from aiokprod.errors import Code, ConfigError, KafkaError
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.tcp import serve_tcp
@@ -118,6 +120,58 @@ def test_settings_take_precedence() -> None:
         assert (config.acks, config.linger_ms, config.batch_size) == ("all", 3, 999)
 
     asyncio.run(main())
+
+
+def test_an_explicit_max_batch_size_limits_a_batch_as_in_aiokafka() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=4)
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(
+                KafkaBroker(servers.split(","), logger=None, max_batch_size=1_000)
+            )
+            await broker.connect()
+            await broker.publish("first", "t")
+            with pytest.raises(BatchBufferOverflowException) as caught:
+                await broker.publish_batch(*["x" * 300] * 5, topic="t")
+            assert 1 <= caught.value.message_position <= 3
+            assert len(stored(cluster)) == 1
+            await broker.publish_batch("x" * 2_000, topic="t")  # one message may be larger
+            await broker.stop()
+        assert len(stored(cluster)) == 2
+
+    asyncio.run(main())
+
+
+def test_a_transaction_commits_or_aborts_what_was_published() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(
+                KafkaBroker(servers.split(","), logger=None, transactional_id="x")
+            )
+            with pytest.raises(ConfigError, match=r"after broker\.start"):
+                transaction(broker)
+            await broker.connect()
+            async with transaction(broker):
+                await broker.publish("kept", "t")
+                await broker.publish_batch("b", "c", topic="t")
+            with pytest.raises(LookupError):  # noqa: PT012
+                async with transaction(broker):
+                    await broker.publish("dropped", "t")
+                    raise LookupError
+            await broker.stop()
+        assert cluster.committed_values("t", 0) == [b"kept", b"b", b"c"]
+
+    asyncio.run(main())
+
+
+@connected
+async def test_a_transaction_needs_a_transactional_id(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    with pytest.raises(IllegalOperation, match="transactional_id"):
+        async with transaction(broker):
+            pass
 
 
 @connected

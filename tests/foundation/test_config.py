@@ -536,7 +536,7 @@ def test_from_mapping_unknown_key_without_neighbour_says_so() -> None:
         ("ssl_cafile", "use ssl_truststore_location"),
         ("sasl.jaas.config", "not JAAS"),
         ("sasl_plain_username", "use sasl_username"),
-        ("sasl.oauthbearer.token.endpoint.url", "pass sasl_token_provider"),
+        ("sasl.oauthbearer.token.endpoint.url", "use sasl_token_provider (OidcTokens(...)"),
         ("sasl.kerberos.kinit.cmd", "not kinit"),
         ("metric.reporters", "metrics()"),
         ("security.providers", "JVM"),

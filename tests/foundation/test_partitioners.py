@@ -328,9 +328,10 @@ def test_choose_names_the_class_of_a_partitioner_object() -> None:
         choose(Mine(), "t", None, None, None, None, cluster(t=[1]))
 
 
-def test_choose_lets_the_partitioners_own_error_through() -> None:
+def test_choose_names_the_partitioner_that_failed() -> None:
     def broken(*arguments: Any) -> int:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ConfigError, match=r"broken failed for topic 't' \(ZeroDivision") as caught:
         choose(adapt(broken), "t", None, None, None, None, cluster(t=[1]))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)

@@ -150,12 +150,12 @@ CALLS: dict[str, Callable[[], object]] = {
         sasl_password=HIDDEN,  # type: ignore[arg-type]
         acks=7,
     ),
-    "unknown setting beside a password": lambda: Producer(
+    "unknown setting beside a password": lambda: Producer(  # type: ignore[call-overload]
         bootstrap_servers="b:1", sasl_password=HIDDEN, no_such_setting=1
     ),
     "password without effect": lambda: Producer(bootstrap_servers="b:1", sasl_password=HIDDEN),
-    "no servers": lambda: Producer(sasl_password=HIDDEN),
-    "config and password": lambda: Producer(
+    "no servers": lambda: Producer(sasl_password=HIDDEN),  # type: ignore[call-overload]
+    "config and password": lambda: Producer(  # type: ignore[call-overload]
         ProducerConfig(bootstrap_servers="b:1"), sasl_password=HIDDEN
     ),
     "mapping": lambda: ProducerConfig.from_mapping(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from aiokprod import Producer
+from aiokprod import Producer, ProducerConfig
 from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.testing.kafka_cluster import KafkaCluster
 from tests.integration.checker import History, check
@@ -31,7 +31,7 @@ async def through_all(
     rates = []
     for history, drive in zip(histories, (by_send, by_submit, by_send_many), strict=True):
         async with Producer(
-            bootstrap_servers=cluster.bootstrap_servers, compression_type=codec
+            ProducerConfig(bootstrap_servers=cluster.bootstrap_servers, compression_type=codec)
         ) as producer:
             started = time.perf_counter()
             await drive(producer, history, each, keyed=keyed)
@@ -78,7 +78,7 @@ def test_delivery_acks_without_idempotence_all_arrive(
                 metadata = await producer.send(topic, value, partition=partition)
                 first.acknowledged(sequence, metadata)
         async with Producer(
-            bootstrap_servers=servers, acks=acks, enable_idempotence=False
+            ProducerConfig(bootstrap_servers=servers, acks=acks, enable_idempotence=False)
         ) as producer:
             await by_submit(producer, history, 20_000, keyed=True)
         await asyncio.sleep(1.0)  # with acks=0 nothing tells when the broker has it

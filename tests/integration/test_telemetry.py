@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 
-from aiokprod import Producer
+from aiokprod import Producer, ProducerConfig
 from aiokprod._engine.telemetry.collection import PREFIX
 from aiokprod.testing import kafka_cluster
 from aiokprod.testing.kafka_artifacts import KAFKA_4, class_path, find_java
@@ -76,7 +76,7 @@ def test_broker_receives_the_metrics(
     async def main() -> int:
         await broker.create_topic(topic, partitions=1)
         async with Producer(
-            bootstrap_servers=broker.bootstrap_servers, compression_type=compression
+            ProducerConfig(bootstrap_servers=broker.bootstrap_servers, compression_type=compression)
         ) as producer:
             give_up = time.monotonic() + HANG_S
             sent = 0

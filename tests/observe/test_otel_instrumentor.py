@@ -82,7 +82,7 @@ def test_uninstrument_restores_the_class(tracer: CountingTracer) -> None:
 
 def test_arguments_are_checked_as_before(tracer: CountingTracer) -> None:
     with pytest.raises(ConfigError, match="lingr_ms"):
-        Producer(bootstrap_servers="b:1", lingr_ms=5)
+        Producer(bootstrap_servers="b:1", lingr_ms=5)  # type: ignore[call-overload]
 
 
 def test_entry_point_names_the_class() -> None:

@@ -28,6 +28,7 @@ from aiokprod.errors import (
     ProducerFailed,
     RecordTooLarge,
     SerializationError,
+    UnknownTopic,
 )
 from aiokprod.observer import Observer
 from aiokprod.records import ProducerRecord, RecordMetadata
@@ -165,7 +166,7 @@ async def every_way_to_end(cluster: FakeCluster, producer: Producer[Any, Any]) -
     await ends(SerializationError, producer.send("t", object(), partition=0))
     await ends(RecordTooLarge, producer.send("t", b"x" * 20_000, partition=0))
     await ends(MetadataTimeout, producer.send("absent", b"x"))
-    await ends(MetadataTimeout, producer.send("t", b"x", partition=9))
+    await ends(UnknownTopic, producer.send("t", b"x", partition=9))
     cluster.fail_produce(("t", 0), 44)
     await ends(KafkaError, producer.send("t", b"x", partition=0))
     cluster.control(0, faults.delay(3), times=1)
@@ -616,7 +617,7 @@ async def test_error_told_to_interceptors_names_topic_and_partition(
     with pytest.raises(MetadataTimeout) as caught:
         await producer.send("missing", b"v")
     assert (caught.value.topic, caught.value.partition) == ("missing", None)
-    with pytest.raises(MetadataTimeout) as caught:
+    with pytest.raises(UnknownTopic) as caught:
         await producer.send("t", b"v", partition=7)
     assert (caught.value.topic, caught.value.partition) == ("t", 7)
     with pytest.raises(RecordTooLarge) as caught:

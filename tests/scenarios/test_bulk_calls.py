@@ -27,6 +27,7 @@ from aiokprod.errors import (
     ProducerClosed,
     RecordTooLarge,
     SerializationError,
+    UnknownTopic,
     broker_error,
 )
 from aiokprod.producer import Producer
@@ -164,7 +165,7 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(
     result = await producer.send_many(records)
     assert now() - started < 3
     assert list(result.errors) == [number for number in range(400) if number % 4 > 1]
-    assert all(isinstance(error, MetadataTimeout) for error in result.errors.values())
+    assert all(isinstance(error, UnknownTopic) for error in result.errors.values())
     assert [len(log) for log in cluster.logs("t")] == [100, 100]
 
 

@@ -120,7 +120,7 @@ def test_submit_on_another_loop_raises_at_the_call() -> None:
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         async def elsewhere() -> None:
             with pytest.raises(WrongLoop):
-                producer.submit("t", b"v")
+                producer.submit("t", b"v")  # type: ignore[unused-coroutine]
             for call in (producer.send_many("t", [b"v"]), producer.send("t", b"v")):
                 with pytest.raises(WrongLoop):
                     await call
@@ -134,7 +134,7 @@ def test_submit_on_another_loop_raises_at_the_call() -> None:
 def test_submit_of_a_producer_without_a_loop_raises_at_the_call() -> None:
     producer = Producer(bootstrap_servers="localhost:1")
     with pytest.raises(WrongLoop, match="no event loop runs in this thread"):
-        producer.submit("t", b"v")
+        producer.submit("t", b"v")  # type: ignore[unused-coroutine]
 
 
 def test_submit_counts_as_a_coroutine_function_before_and_after_the_start() -> None:

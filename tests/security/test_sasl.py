@@ -41,7 +41,7 @@ from aiokprod._net.sasl.oauthbearer import OAuthBearer
 from aiokprod._net.sasl.plain import Plain
 from aiokprod._net.sasl.scram import KeyCache, Scram
 from aiokprod._net.tls import TlsContexts
-from aiokprod._security.https import HttpsExchange
+from aiokprod._security.http_exchange import HttpExchange
 from aiokprod._security.jwt_bearer import JwtBearerTokens
 from aiokprod._wire.messages.api_versions import ApiVersionsRequest
 from aiokprod._wire.messages.metadata import (
@@ -326,7 +326,7 @@ HEAVY = [
     (TlsContexts, "_build"),  # reads and parses certificates
     (TlsContexts, "_sign"),  # looks whether files were rotated
     (Secret, "_read"),  # secrets in files
-    (HttpsExchange, "_run"),  # OpenID Connect
+    (HttpExchange, "_run"),  # OpenID Connect
     (jwt, "encode"),  # signed assertions
 ]
 

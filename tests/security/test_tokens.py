@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from aiokprod import AuthenticationError, ConfigError, Secret
-from aiokprod._security.https import HttpsExchange
+from aiokprod._security.http_exchange import HttpExchange
 from aiokprod._security.jwt_bearer import GRANT, JwtBearerTokens
 from aiokprod._security.msk_iam import AwsCredentials, MskIamTokens
 from aiokprod._security.oidc import OidcTokens
@@ -708,7 +708,7 @@ def test_forked_child_does_not_wait_for_a_request_of_its_parent(
     async def main() -> None:
         tokens = provider(endpoint)
         await tokens.token()
-        exchange = HttpsExchange.__new__(HttpsExchange)
+        exchange = HttpExchange.__new__(HttpExchange)
         exchange.answer = Future()  # never done
         exchange._process = os.getpid() + 1
         tokens._endpoint._exchange, tokens._endpoint._cached = exchange, None

@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiokprod._wire import compression
 from aiokprod._wire.compression import (
     CODEC_NAMES,
     Gzip,
@@ -264,3 +265,78 @@ def test_gzip_default_level_is_that_of_zlib() -> None:
     data = b"some text, some text, other text " * 300
     stream = zlib.compressobj(-1, zlib.DEFLATED, 31)
     assert Gzip().compress(data) == stream.compress(data) + stream.flush()
+
+
+@pytest.fixture(params=["lz4 of cramjam", "zstd of the standard library"])
+def other_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The codec whose library is the one that this Python would not select."""
+    if "lz4" in request.param:
+        monkeypatch.setitem(sys.modules, "lz4.frame", None)
+        return "lz4"
+    if sys.version_info < (3, 14):
+        # The package that has PEP 784 for earlier versions.
+        backport = pytest.importorskip("backports.zstd")
+        monkeypatch.setitem(sys.modules, "compression.zstd", backport)
+        monkeypatch.setitem(sys.modules, "compression", backport)
+    return "zstd"
+
+
+def library_of(name: str) -> str:
+    codec = codec_for(name)
+    assert isinstance(codec, Lz4 | Zstd)
+    return type(codec._library).__name__
+
+
+def test_the_other_library_is_selected(other_library: str) -> None:
+    expected = {"lz4": "_CramjamLz4", "zstd": "_StandardZstd"}
+    assert library_of(other_library) == expected[other_library]
+
+
+@pytest.mark.parametrize("data", [b"", b"a", os.urandom(70_000), bytes(300_000)])
+def test_two_libraries_read_each_other(
+    other_library: str, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = codec_for(other_library)
+    monkeypatch.undo()
+    usual = compression._Lz4Package() if other_library == "lz4" else compression._ZstandardPackage()
+    frame = other.compress(memoryview(data))
+    assert usual.decompress(frame, LIMIT) == data
+    assert other.decompress(usual.compress(data, 3), LIMIT) == data
+    assert other.decompress(frame + frame, 2 * len(data)) == data + data
+    if data:
+        with pytest.raises(DecodeError, match=f"limit of {len(data) - 1} bytes"):
+            other.decompress(frame, len(data) - 1)
+        for size in {1, 5, len(frame) // 2, len(frame) - 1}:
+            with pytest.raises(DecodeError, match=other_library):
+                other.decompress(frame[:size], LIMIT)
+
+
+def test_levels_reach_the_other_library(other_library: str) -> None:
+    data = b"".join(b"%d," % (number * number) for number in range(20_000))
+    for level in (1, 12):
+        codec = codec_for(other_library, level)
+        assert codec.decompress(codec.compress(data), LIMIT) == data
+    low, high = (codec_for(other_library, level).compress(data) for level in (1, 12))
+    assert low != high
+
+
+@pytest.mark.parametrize("level", [None, 1, 9, 12, 17])
+def test_cramjams_lz4_frames_have_what_java_demands(
+    level: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `test_lz4_frame_has_what_java_demands`; checksums of blocks are allowed."""
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    frame = Lz4(level).compress(b"0123456789" * 20_000)
+    assert frame[4] & ~0x10 == 0x60
+    assert frame[5] == 0x40
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lz4.frame", "cramjam", "compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ConfigError, match="'lz4' needs the package lz4 or cramjam: pip install lz4"
+    ):
+        codec_for("lz4")
+    with pytest.raises(ConfigError, match="'zstd' needs the package zstandard: pip install"):
+        codec_for("zstd")

@@ -30,6 +30,7 @@ from aiokprod.errors import (
     MetadataTimeout,
     Outcome,
     ProducerClosed,
+    UnknownTopic,
     broker_error,
     error_code,
 )
@@ -214,6 +215,8 @@ class Metadata:
                 network.
             InvalidTopic, AuthorizationError, BrokerError: a response newer than the call has such
                 an error for the topic.
+            UnknownTopic: the response to a request that was sent after the call has the topic
+                without the partition. If the topic was not known, it takes a second such response.
             AuthenticationError, UnsupportedVersion: no broker accepts a request.
             ProducerClosed: `close` was called.
             KafkaError: the error given to `fail_waits`.
@@ -246,6 +249,10 @@ class Metadata:
         """As `wait_for_topic`. `start` is the time and `first` the generation at its begin."""
         loop = asyncio.get_running_loop()
         now = start
+        # The next response may be older than the call, or be that of a broker that is about to
+        # have all partitions of a new topic.
+        doubtful = topic in (self._asked or ()) or self.snapshot.partition_count(topic) is None
+        fresh_after = first
         while True:
             self.mark_used(topic, now)
             snapshot = self.lookup(topic, partition)
@@ -256,6 +263,11 @@ class Metadata:
             generation, code = self._topics.answer(topic)
             if error_code(code).fails_topic and generation > first:
                 raise self._refusal(topic, code)
+            count = self.snapshot.partition_count(topic)
+            if count is not None and not code and generation > fresh_after:
+                if not doubtful:
+                    raise self._no_partition(topic, partition, count)
+                doubtful, fresh_after = False, generation
             if now >= deadline:
                 raise self._timeout(topic, partition, now - start)
             self._request_for(topic)
@@ -471,14 +483,29 @@ class Metadata:
     def _refusal(self, topic: str, code: int) -> KafkaError:
         return broker_error(code, f"topic {topic!r}", outcome=Outcome.NOT_SENT)
 
+    def _no_partition(self, topic: str, partition: int | None, count: int) -> KafkaError:
+        text = (
+            f"topic {topic!r} has the partitions 0 to {count - 1}, not {partition}, according to "
+            "the current metadata: use one of them or None, or add partitions to the topic"
+        )
+        code = error_code(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return UnknownTopic(text, code=code, outcome=Outcome.NOT_SENT)
+
     def _timeout(self, topic: str, partition: int | None, waited: float) -> MetadataTimeout:
         count = self.snapshot.partition_count(topic)
-        limit = f"after {waited:.3g} s (max_block_ms={self._max_block_ms})"
+        limit = f"after {waited:.3g} s"
+        if waited >= 0.99 * self._max_block_ms / 1000:  # else the caller has set a shorter one
+            limit += f" (max_block_ms={self._max_block_ms})"
         if count is None:
             text = f"topic {topic!r} is not in the metadata {limit}"
         else:
             text = f"partition {partition} is not among the {count} of topic {topic!r} {limit}"
         code = self.topic_error(topic)
+        if code and self._last_error is None:
+            text += f": the brokers answer {error_code(code).name}"
+            if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                text += "; create the topic, or let brokers do it (auto.create.topics.enable=true "
+                text += "there, allow_auto_create_topics=True here)"
         error = MetadataTimeout(text + self.network_text())
         if self._last_error is not None or not code:
             error.__cause__ = self._last_error

@@ -20,6 +20,7 @@ from aiokprod.errors import (
     Outcome,
     RecordRejected,
     broker_error,
+    error_code,
 )
 
 if TYPE_CHECKING:
@@ -174,18 +175,30 @@ def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
 
 
 def delivery_timeout_error(
-    batch: ProducerBatch, now: float, network: KafkaError | None
+    batch: ProducerBatch,
+    now: float,
+    network: KafkaError | None,
+    *,
+    leaderless: bool = False,
+    topic_error: int = 0,
 ) -> DeliveryTimeout:
     """The error of a batch whose delivery deadline has passed.
 
     Args:
         network: why the cluster cannot be reached, if known; the cause for a batch that was never
             sent.
+        leaderless: the partition has no leader, according to the brokers.
+        topic_error: error code of the topic in the last response that had it; 0 if none.
     """
     reason, cause = batch.last_failure
     if not batch.attempts:
         cause = network
-        reason = "never sent" + (f": {cause.message}" if cause is not None else "")
+        reason = "never sent"
+        if cause is not None:
+            reason += f": {cause.message}"
+        elif leaderless:
+            code = f" ({error_code(topic_error).name})" if topic_error else ""
+            reason += f": the partition has no leader{code}"
     error = DeliveryTimeout(
         f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
         f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "

@@ -326,7 +326,14 @@ class Sender:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
                 batch.note_unknown(lost=True)  # the callback with its response was interrupted
-            error = delivery_timeout_error(batch, now, self._metadata.last_error)
+            metadata = self._metadata
+            error = delivery_timeout_error(
+                batch,
+                now,
+                metadata.last_error,
+                leaderless=batch.queue.node is None and not metadata.bootstrapped,
+                topic_error=metadata.topic_error(batch.queue.topic),
+            )
             self._completion.fail(batch, error)
         return accumulator.next_expiry()
 

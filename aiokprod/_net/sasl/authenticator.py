@@ -138,6 +138,10 @@ class SaslAuthenticator:
             )
         if response.error_code != Code.NONE:
             text = error_code(response.error_code).text
+            if response.error_code == Code.ILLEGAL_SASL_STATE:
+                text += (
+                    "; is the listener without SASL? Then use security_protocol PLAINTEXT or SSL"
+                )
             raise self._error(f"refused {name}: {text}", response.error_code)
 
     def _check_answer(self, response: SaslAuthenticateResponse) -> None:

@@ -10,11 +10,10 @@ import functools
 import gzip
 import struct
 from dataclasses import dataclass, field
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
 import crc32c
-import lz4.frame
-import zstandard
 
 from aiokprod._errors import Code
 
@@ -159,14 +158,34 @@ def _decompress(data: bytes, codec: str) -> bytes:
         if codec == "gzip":
             return gzip.decompress(data)
         if codec == "lz4":
-            return bytes(lz4.frame.decompress(data))
+            return _unlz4(data)
         if codec == "zstd":
-            return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+            return _unzstd(data)
         if codec == "snappy":
             return _unsnappy(data)
     except Exception as error:
         raise BatchRefused(Code.CORRUPT_MESSAGE, f"{codec}: {error}") from error
     return data
+
+
+def _unlz4(data: bytes) -> bytes:
+    try:
+        import lz4.frame
+    except ImportError:
+        import cramjam
+
+        return bytes(cramjam.lz4.decompress(data))
+    return bytes(lz4.frame.decompress(data))
+
+
+def _unzstd(data: bytes) -> bytes:
+    try:
+        standard: Any = import_module("compression.zstd")
+    except ImportError:
+        import zstandard
+
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    return bytes(standard.decompress(data))
 
 
 def _unsnappy(data: bytes) -> bytes:

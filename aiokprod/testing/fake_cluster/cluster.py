@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiokprod._errors import Code
+from aiokprod._errors import Code, ErrorCode
 from aiokprod.environment import Environment
 from aiokprod.testing.fake_cluster.admin import FakeClusterAdmin
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
@@ -227,6 +227,30 @@ class FakeCluster(FakeClusterAdmin):
         )
         self.produce_script.add(where, fault if code else None, times)
 
+    def fail(
+        self,
+        api: int,
+        code: Code | ErrorCode | int,
+        *,
+        times: int | None = 1,
+        broker_id: int | None = None,
+    ) -> Callable[[], None]:
+        """Answer the next requests of an API with an error code, without processing them:
+        ``cluster.fail(Api.PRODUCE, Code.NOT_LEADER_OR_FOLLOWER)``.
+
+        Args:
+            times, broker_id: as for `control`; None = until the returned function is called.
+
+        Raises:
+            ValueError: the code is 0, or is none of Kafka's.
+        """
+        number = code.number if isinstance(code, ErrorCode) else int(code)
+        if number == Code.NONE or number not in Code._value2member_map_:
+            raise ValueError(f"{code!r} is no error code: use a member of Code other than NONE")
+        return self.control(
+            int(api), Reaction(process=False, error=number), times=times, broker_id=broker_id
+        )
+
     def throttle(self, milliseconds: int, broker_id: int | None = None) -> None:
         """Set the throttle time in the responses of a broker, or of all; 0 ends it."""
         for broker in self.brokers.values():
@@ -259,6 +283,10 @@ class FakeCluster(FakeClusterAdmin):
     def values(self, topic: str, partition: int) -> list[bytes | None]:
         """The values of a partition, by offset."""
         return [record.value for record in self.log(topic, partition)]
+
+    def all_values(self, topic: str) -> list[bytes | None]:
+        """The values of a topic, by partition and offset."""
+        return [record.value for log in self.logs(topic) for record in log]
 
     def committed_values(self, topic: str, partition: int) -> list[bytes | None]:
         """The values a read_committed consumer sees, by offset."""

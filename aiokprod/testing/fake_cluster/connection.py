@@ -139,7 +139,10 @@ class ServerConnection(asyncio.Protocol):
             return
         cluster.note_request(request)
         reaction = cluster.script.reaction_to(request)
-        if reaction.before_s > 0:
+        if reaction.gate is not None:
+            self.broker.held += 1
+            reaction.gate.hold(lambda decided: self._process_held(request, decided))
+        elif reaction.before_s > 0:
             self.broker.held += 1
             self._later(reaction.before_s, self._process_held, request, reaction)
         else:

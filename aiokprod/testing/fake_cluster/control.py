@@ -27,6 +27,7 @@ class Reaction:
         silent: send nothing.
         close: close the connection gracefully afterwards.
         cut_at: reset the connection after this many bytes of the response.
+        gate: process the request, with another reaction, when this lets it through.
     """
 
     process: bool = True
@@ -40,12 +41,38 @@ class Reaction:
     silent: bool = False
     close: bool = False
     cut_at: int | None = None
+    gate: Gate | None = None
 
     @property
     def is_honest(self) -> bool:
         """True if the client gets a complete response that it can decode."""
         broken = self.edit_frame is not None or self.raw is not None or self.cut_at is not None
         return not broken and not self.silent
+
+
+class Gate:
+    """Holds requests until the test lets them through, in the order of their arrival.
+
+    `let_through` may be called before the request has arrived.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[Callable[[Reaction], None]] = deque()
+        self._reactions: deque[Reaction] = deque()
+
+    def let_through(self, reaction: Reaction) -> None:
+        """Handle the oldest request that is held, or else the next to arrive, with `reaction`."""
+        self._reactions.append(reaction)
+        self._serve()
+
+    def hold(self, process: Callable[[Reaction], None]) -> None:
+        """A request has arrived; `process(reaction)` handles it."""
+        self._held.append(process)
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._held and self._reactions:
+            self._held.popleft()(self._reactions.popleft())
 
 
 def delay(seconds: float) -> Reaction:

@@ -1,4 +1,4 @@
-"""An https request in a separate thread, with one deadline for everything, which can be aborted.
+"""An HTTP request in a separate thread, with one deadline for everything, which can be aborted.
 
 `http.client` limits single socket operations only, so a server that sends one byte at a time could
 keep the thread for any time. Here every operation gets the time that is left, and `abort` ends the
@@ -7,6 +7,7 @@ operation in progress.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import io
@@ -22,35 +23,38 @@ from aiokprod.environment import monotonic
 
 
 @dataclass(frozen=True, slots=True)
-class HttpsRequest:
-    """A POST request; `form` is its body.
+class HttpRequest:
+    """One request. It is sent by https, unless `plaintext` is set.
 
     Attributes:
         path: with the query.
+        body: None for a request without one.
         tls: None for the system's CAs.
         timeout_s: seconds from the start of the thread to the last byte of the response.
         max_answer: limit of the body in bytes; one byte more is read, to detect a longer body.
     """
 
+    method: str
     host: str
     port: int
     path: str
-    form: bytes = field(repr=False)
+    body: bytes | None = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     tls: ssl.SSLContext | None
     timeout_s: float
     max_answer: int
+    plaintext: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class HttpsAnswer:
+class HttpAnswer:
     """Status and body of a response. The body may contain a token."""
 
     status: int
     body: bytes = field(repr=False)
 
 
-class HttpsExchange:
+class HttpExchange:
     """Starts the request in a new thread.
 
     The thread ends when the time is over, except while it resolves the name, which cannot be
@@ -61,21 +65,39 @@ class HttpsExchange:
             ssl.SSLError, http.client.HTTPException or ValueError.
     """
 
-    def __init__(self, request: HttpsRequest) -> None:
+    def __init__(self, request: HttpRequest, thread_name: str) -> None:
         self._request = request
         self._deadline = monotonic() + request.timeout_s
         self._lock = threading.Lock()
         self._aborted = False
         self._socket: socket.socket | None = None
         self._process = os.getpid()
-        executor = ThreadPoolExecutor(1, "aiokprod-token")
-        self.answer: Future[HttpsAnswer] = executor.submit(self._run)
+        executor = ThreadPoolExecutor(1, thread_name)
+        self.answer: Future[HttpAnswer] = executor.submit(self._run)
         executor.shutdown(wait=False)
 
     @property
     def running(self) -> bool:
         """True until the thread has ended; False in a forked child, where it does not exist."""
         return self._process == os.getpid() and not self.answer.done()
+
+    async def ended(self, deadline: float) -> bool:
+        """Wait until the thread has ended, at most until `deadline` (loop time). False if it still
+        runs."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def wake(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(ended.set)
+
+        self.answer.add_done_callback(wake)
+        timer = loop.call_at(deadline, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            timer.cancel()
+        return not self.running
 
     def abort(self) -> None:
         """Shut the connection down, which ends the thread."""
@@ -95,48 +117,52 @@ class HttpsExchange:
             raise TimeoutError
         return left
 
-    def _run(self) -> HttpsAnswer:
+    def _run(self) -> HttpAnswer:
         request = self._request
-        context = request.tls or ssl.create_default_context()
-        connection = http.client.HTTPSConnection(request.host, request.port, context=context)
+        context: ssl.SSLContext | None = None
+        if request.plaintext:
+            connection = http.client.HTTPConnection(request.host, request.port)
+        else:
+            context = request.tls or ssl.create_default_context()
+            connection = http.client.HTTPSConnection(request.host, request.port, context=context)
         try:
-            tls = self._connect(context)
             # http.client uses a socket that is already set.
-            connection.sock = _BoundedSocket(tls, self)
-            connection.request("POST", request.path, request.form, dict(request.headers))
+            connection.sock = _BoundedSocket(self._connect(context), self)
+            connection.request(request.method, request.path, request.body, dict(request.headers))
             with connection.getresponse() as response:
-                return HttpsAnswer(response.status, response.read(request.max_answer + 1))
+                return HttpAnswer(response.status, response.read(request.max_answer + 1))
         finally:
             connection.close()
             with self._lock:
                 if self._socket is not None:
                     self._socket.close()
 
-    def _connect(self, context: ssl.SSLContext) -> ssl.SSLSocket:
+    def _connect(self, context: ssl.SSLContext | None) -> socket.socket:
         request = self._request
         failure = OSError("the name has no address")
         found = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
         for number, (family, kind, protocol, _, address) in enumerate(found):
-            # Wrap the socket before connecting. If the peer resets the connection while
-            # `wrap_socket` runs on a connected socket, it raises and leaves a socket that cannot be
-            # closed.
-            tls = context.wrap_socket(
-                socket.socket(family, kind, protocol),
-                server_hostname=request.host,
-                do_handshake_on_connect=False,
-            )
-            self._own(tls)
+            one = socket.socket(family, kind, protocol)
+            if context is not None:
+                # Wrap the socket before connecting. If the peer resets the connection while
+                # `wrap_socket` runs on a connected socket, it raises and leaves a socket that
+                # cannot be closed.
+                one = context.wrap_socket(
+                    one, server_hostname=request.host, do_handshake_on_connect=False
+                )
+            self._own(one)
             try:
                 # Shared, so that an address that does not respond leaves time for the others.
-                tls.settimeout(self.remaining() / (len(found) - number))
-                tls.connect(address)
+                one.settimeout(self.remaining() / (len(found) - number))
+                one.connect(address)
             except OSError as error:
-                tls.close()
+                one.close()
                 failure = error
                 continue
-            tls.settimeout(self.remaining())
-            tls.do_handshake()
-            return tls
+            one.settimeout(self.remaining())
+            if isinstance(one, ssl.SSLSocket):
+                one.do_handshake()
+            return one
         raise failure
 
     def _own(self, one: socket.socket) -> None:
@@ -158,33 +184,33 @@ class _BoundedSocket:
     """The methods of a socket that `http.client` uses, limited by the deadline of the exchange. The
     exchange closes the socket."""
 
-    def __init__(self, tls: ssl.SSLSocket, exchange: HttpsExchange) -> None:
-        self._tls = tls
+    def __init__(self, connected: socket.socket, exchange: HttpExchange) -> None:
+        self._socket = connected
         self._exchange = exchange
 
     def sendall(self, data: bytes) -> None:
         """Send all data, in parts."""
         view = memoryview(data)
         while view:
-            self._tls.settimeout(self._exchange.remaining())
-            view = view[self._tls.send(view) :]
+            self._socket.settimeout(self._exchange.remaining())
+            view = view[self._socket.send(view) :]
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """A reader of the response."""
-        return io.BufferedReader(_BoundedReader(self._tls, self._exchange))
+        return io.BufferedReader(_BoundedReader(self._socket, self._exchange))
 
     def close(self) -> None:
         """Does nothing: http.client closes the socket before the response is read."""
 
 
 class _BoundedReader(io.RawIOBase):
-    def __init__(self, tls: ssl.SSLSocket, exchange: HttpsExchange) -> None:
-        self._tls = tls
+    def __init__(self, connected: socket.socket, exchange: HttpExchange) -> None:
+        self._socket = connected
         self._exchange = exchange
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object) -> int:
-        self._tls.settimeout(self._exchange.remaining())
-        return self._tls.recv_into(buffer)  # type: ignore[arg-type]
+        self._socket.settimeout(self._exchange.remaining())
+        return self._socket.recv_into(buffer)  # type: ignore[arg-type]

@@ -1,0 +1,181 @@
+"""Calls that several tasks wait for: one call for each key and event loop, whose failure is
+remembered for a second."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, Generic, TypeVar
+
+from aiokprod.serializers import SerializerProblem
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+
+_FAILURE_KEPT_S: Final = 1.0
+"""So that every record with a schema that the registry does not have is not a request."""
+
+
+class RepeatableProblem(SerializerProblem):
+    """A problem that several tasks get, each its own copy."""
+
+    def copy(self) -> RepeatableProblem:
+        """An equal error without traceback."""
+        fresh = type(self)(*self.args)
+        fresh.retriable = self.retriable
+        return fresh
+
+
+class _Call(Generic[R]):
+    """A call in progress.
+
+    Attributes:
+        waiters: a future of each task that waits. They get the result or the error, and never an
+            exception. `asyncio.shield` of one future would do as well, but if thousands of records
+            reach their deadline together, each removal of its callback looks at all of them.
+    """
+
+    def __init__(self) -> None:
+        self.waiters: dict[asyncio.Future[R | RepeatableProblem], None] = {}
+        self.task: asyncio.Task[None] | None = None
+
+
+class _LoopCalls(Generic[K, R]):
+    """The calls of one event loop, and recent failures with the loop time until which they are
+    remembered."""
+
+    def __init__(self) -> None:
+        self.running: dict[K, _Call[R]] = {}
+        self.failed: dict[K, tuple[RepeatableProblem, float]] = {}
+
+
+class SharedCalls(Generic[K, R]):
+    """Calls by key.
+
+    Args:
+        limit: number of failures that are remembered.
+        keeps_running: a call for which no task waits any more continues until `abandon`; otherwise
+            it is cancelled.
+        describe: the error for an exception other than `RepeatableProblem`.
+    """
+
+    def __init__(
+        self, limit: int, keeps_running: bool, describe: Callable[[Exception], RepeatableProblem]
+    ) -> None:
+        self._limit = limit
+        self._keeps_running = keeps_running
+        self._describe = describe
+        self._lock = threading.Lock()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls[K, R]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        # Calls belong to a loop of this process.
+        return self._limit, self._keeps_running, self._describe
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def failure(self, key: K) -> RepeatableProblem | None:
+        """A copy of the error of the last call, if it ended less than a second ago. None without a
+        running loop."""
+        loop = _running_loop()
+        if loop is None:
+            return None
+        calls = self._calls(loop)
+        found = calls.failed.get(key)
+        if found is None:
+            return None
+        error, until = found
+        if loop.time() < until:
+            return error.copy()
+        del calls.failed[key]
+        return None
+
+    def start(self, key: K, make: Callable[[], Awaitable[R]]) -> _Call[R]:
+        """Begin the call, unless it is in progress."""
+        loop = asyncio.get_running_loop()
+        calls = self._calls(loop)
+        call = calls.running.get(key)
+        if call is None:
+            call = calls.running[key] = _Call()
+            call.task = loop.create_task(
+                self._run(calls, key, call, make), name="aiokprod-schema-lookup"
+            )
+        return call
+
+    async def result(self, key: K, make: Callable[[], Awaitable[R]]) -> R:
+        """Wait for the call, which is begun unless it is in progress.
+
+        Raises:
+            RepeatableProblem: it failed, perhaps less than a second ago.
+        """
+        failure = self.failure(key)
+        if failure is not None:
+            raise failure
+        call = self.start(key, make)
+        waiter: asyncio.Future[R | RepeatableProblem] = asyncio.get_running_loop().create_future()
+        call.waiters[waiter] = None
+        try:
+            answer = await waiter
+        finally:
+            call.waiters.pop(waiter, None)
+            if not call.waiters and not self._keeps_running and call.task is not None:
+                call.task.cancel()  # has no effect if it has ended
+                self._forget(key, call)  # the next task begins a new one
+        if isinstance(answer, RepeatableProblem):
+            raise answer.copy()
+        return answer
+
+    def abandon(self) -> None:
+        """Cancel the calls of the running loop; those who wait get an error."""
+        loop = _running_loop()
+        if loop is None:
+            return
+        for call in [*self._calls(loop).running.values()]:
+            if call.task is not None:
+                call.task.cancel()
+
+    def _calls(self, loop: asyncio.AbstractEventLoop) -> _LoopCalls[K, R]:
+        with self._lock:
+            calls = self._loops.get(loop)
+            if calls is None:
+                calls = self._loops[loop] = _LoopCalls()
+            return calls
+
+    async def _run(
+        self, calls: _LoopCalls[K, R], key: K, call: _Call[R], make: Callable[[], Awaitable[R]]
+    ) -> None:
+        answer: R | RepeatableProblem = RepeatableProblem("the request was abandoned")
+        try:
+            answer = await make()
+        except Exception as error:
+            answer = error.copy() if isinstance(error, RepeatableProblem) else self._describe(error)
+            self._remember(calls, key, answer)
+        finally:
+            self._forget(key, call)
+            for waiter in call.waiters:
+                if not waiter.done():
+                    waiter.set_result(answer)
+
+    def _forget(self, key: K, call: _Call[R]) -> None:
+        running = self._calls(asyncio.get_running_loop()).running
+        if running.get(key) is call:
+            del running[key]
+
+    def _remember(self, calls: _LoopCalls[K, R], key: K, error: RepeatableProblem) -> None:
+        calls.failed.pop(key, None)
+        while len(calls.failed) >= self._limit:
+            del calls.failed[next(iter(calls.failed))]
+        until = asyncio.get_running_loop().time() + _FAILURE_KEPT_S
+        calls.failed[key] = (error, until)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,125 @@
+"""Serializers of confluent-kafka in an aiokprod producer, for what aiokprod's do not do: rules,
+encryption of fields, the latest version of a subject."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, get_args
+
+from aiokprod.errors import ConfigError
+from aiokprod.records import Header
+from aiokprod.serdes._extras import extra
+from aiokprod.serdes._shared_calls import RepeatableProblem
+from aiokprod.serializers import Field, Serialized
+
+__all__ = ["ConfluentSerializer"]
+
+
+class ConfluentSerializer:
+    """Calls a serializer of confluent-kafka.
+
+    An asynchronous one (`await AsyncAvroSerializer(...)`) is awaited for each record. A synchronous
+    one sends requests in whichever call needs one, and blocks: its first call of a topic runs in a
+    thread, one at a time, and later calls run on the event loop, as its cache has the schema then.
+
+    Args:
+        inner: called as `inner(data, context)`; bytes, None or an awaitable of them.
+        field: "key" or "value".
+        always_in_thread: run all calls of a synchronous serializer in a thread: for those that may
+            send requests later, for instance with `use.latest.version` or encryption of fields.
+
+    Raises:
+        ConfigError: `inner` is not callable, or confluent-kafka is not installed.
+    """
+
+    def __init__(
+        self,
+        inner: Callable[[Any, Any], Any],
+        *,
+        field: Field = "value",
+        always_in_thread: bool = False,
+    ) -> None:
+        if not callable(inner):
+            raise ConfigError(
+                f"ConfluentSerializer(inner=<{type(inner).__name__}>): use a serializer of "
+                "confluent-kafka; an asynchronous one must be awaited when it is made"
+            )
+        if field not in get_args(Field):
+            raise ConfigError(f"ConfluentSerializer(field={field!r}): use 'key' or 'value'")
+        module = extra(
+            "confluent_kafka.serialization", "confluent-kafka", "", "ConfluentSerializer"
+        )
+        self._context = module.SerializationContext
+        self.inner = inner
+        self.field: Field = field
+        self._always_in_thread = always_in_thread
+        call = inner if inspect.isroutine(inner) else type(inner).__call__
+        self._is_async = inspect.iscoroutinefunction(call)
+        self._ready: set[str] = set()
+        self._lock: asyncio.Lock | None = None
+
+    def meant_for(self, field: Field) -> None:
+        """Check the setting that the serializer is passed to.
+
+        Raises:
+            ConfigError: it was made for the other field.
+        """
+        if field != self.field:
+            raise ConfigError(
+                f"{field}_serializer=ConfluentSerializer(..., field={self.field!r}): "
+                f"set field={field!r}"
+            )
+
+    def serialize(
+        self, topic: str, headers: Sequence[Header], data: Any
+    ) -> Serialized | Awaitable[Serialized]:
+        """Return what the inner serializer returns, or an awaitable of it.
+
+        Raises:
+            RegistryError: the registry refused.
+            Exception: others of the inner serializer.
+        """
+        context = self._context(topic, self.field, headers)
+        if self._is_async:
+            return self._awaited(data, context)
+        if topic in self._ready and not self._always_in_thread:
+            try:
+                result: Serialized = self.inner(data, context)
+                return result
+            except Exception as error:
+                failure = _translated(error)
+            raise failure
+        return self._in_thread(topic, data, context)
+
+    async def _awaited(self, data: Any, context: Any) -> Serialized:
+        try:
+            result: Serialized = await self.inner(data, context)
+            return result
+        except Exception as error:
+            failure = _translated(error)
+        raise failure
+
+    async def _in_thread(self, topic: str, data: Any, context: Any) -> Serialized:
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            try:
+                result: Serialized = await asyncio.to_thread(self.inner, data, context)
+            except Exception as error:
+                failure = _translated(error)
+            else:
+                self._ready.add(topic)
+                return result
+        raise failure
+
+
+def _translated(error: Exception) -> Exception:
+    """A `RegistryError` for an error of the registry; other errors as they are."""
+    status = getattr(error, "http_status_code", None)
+    code = getattr(error, "error_code", None)
+    if type(status) is not int:
+        return error
+    text = "confluent-kafka's client reports an error of the registry"
+    return RepeatableProblem(f"{text} (status {status}, code {code})")

@@ -1,0 +1,163 @@
+"""JSON with a JSON Schema in a registry. Needs the extra `registry` (jsonschema) to validate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiokprod.errors import ConfigError
+from aiokprod.serdes._extras import extra
+from aiokprod.serdes._schema_serializer import (
+    Framing,
+    SchemaSerializer,
+    SubjectName,
+    topic_name,
+)
+from aiokprod.serdes.registry import RegisteredSchema, Registry, SchemaReference
+from aiokprod.serializers import Field, JsonSerializer, SchemaMismatch, SerializerProblem
+
+__all__ = ["JsonSchemaSerializer"]
+
+
+class JsonSchemaSerializer(SchemaSerializer):
+    """Encodes objects as JSON and validates what is sent.
+
+    The bytes are those of confluent-kafka's `JSONSerializer` for documents of the types of JSON,
+    if both use the same library: by default both take orjson if it is installed.
+
+    Args:
+        schema: as JSON text, or as what `json.loads` makes of it.
+        validate: check every document. It takes most of the time of a record.
+        encoder: encodes the documents, and so decides which other types may be sent; default:
+            `JsonSerializer(backend="auto")`.
+        convert: called with each key or value first.
+        references: that `$ref` of the schema names. Others must be in the schema itself: nothing
+            is fetched from elsewhere.
+        field: "key" or "value".
+        subject: function of topic, field and the schema's `title`, or a fixed name.
+        register: register the schema if the registry does not have it. Otherwise that is an error.
+        normalize: let the registry compare schemas without regard to their order and layout.
+        framing: the id in front of the data, or the GUID in a header.
+
+    Raises:
+        ConfigError: the schema or another argument is not valid, or jsonschema is not installed.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        schema: str | Mapping[str, Any] | bool,
+        *,
+        validate: bool = True,
+        encoder: JsonSerializer | None = None,
+        convert: Callable[[Any], Any] | None = None,
+        references: Sequence[SchemaReference] = (),
+        field: Field = "value",
+        subject: SubjectName | str = topic_name,
+        register: bool = False,
+        normalize: bool = False,
+        framing: Framing = "prefix",
+    ) -> None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        try:
+            self._document: Any = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"JsonSchemaSerializer(schema=...): is not JSON: {error}") from None
+        if not isinstance(self._document, (dict, bool)):
+            raise ConfigError("JsonSchemaSerializer(schema=...): use an object, true or false")
+        if encoder is not None and not isinstance(encoder, JsonSerializer):
+            raise ConfigError(
+                f"JsonSchemaSerializer(encoder=<{type(encoder).__name__}>): use a JsonSerializer"
+            )
+        title = self._document.get("title") if isinstance(self._document, dict) else None
+        super().__init__(
+            registry,
+            "JSON",
+            text,
+            name=title if isinstance(title, str) else None,
+            references=references,
+            field=field,
+            subject=subject,
+            register=register,
+            normalize=normalize,
+            framing=framing,
+        )
+        self._encoder = encoder or JsonSerializer(backend="auto")
+        self._convert = convert
+        self._validator: Any = None
+        self._validates = validate
+        if validate:
+            extra("jsonschema", "jsonschema", "registry", "JsonSchemaSerializer(validate=True)")
+            self._check_schema()
+            if not references:
+                self._validator = self._make_validator({})
+
+    def _check_schema(self) -> None:
+        from jsonschema import SchemaError
+        from jsonschema.validators import validator_for
+
+        try:
+            validator_for(self._document).check_schema(self._document)
+        except SchemaError as error:
+            raise ConfigError(
+                f"JsonSchemaSerializer(schema=...): is not a valid JSON Schema at "
+                f"{error.json_path}: {error.message[:200]}"
+            ) from None
+
+    def _make_validator(self, referred: Mapping[str, Any]) -> Any:
+        from jsonschema.validators import validator_for
+        from referencing import Registry as Resources
+        from referencing import Resource
+        from referencing.jsonschema import DRAFT7
+
+        # Without a function that retrieves: a schema must not make the producer request URLs.
+        resources: Any = Resources()
+        for name, document in referred.items():
+            resource = Resource.from_contents(document, default_specification=DRAFT7)
+            resources = resources.with_resource(name, resource)
+        return validator_for(self._document)(self._document, registry=resources)
+
+    def _use_references(self, found: list[tuple[SchemaReference, RegisteredSchema]]) -> None:
+        if self._validates:
+            referred = {one.name: json.loads(answer.schema or "true") for one, answer in found}
+            self._validator = self._make_validator(referred)
+
+    def _encode(self, frame: bytes, data: Any) -> bytes:
+        if self._convert is not None:
+            data = self._convert(data)
+        encoded = self._text(data)
+        if self._validator is not None:
+            self._validate(encoded)
+        return frame + encoded
+
+    def _text(self, data: Any) -> bytes:
+        try:
+            return self._encoder.serialize("", (), data)
+        except SerializerProblem:
+            raise
+        except Exception as error:
+            failure = type(error).__name__
+        # Not in the block above: the text of the error may contain the data.
+        raise SchemaMismatch(f"the data cannot be encoded as JSON ({failure})")
+
+    def _validate(self, encoded: bytes) -> None:
+        """Validate what is sent, whatever objects it was made from.
+
+        Raises:
+            SchemaMismatch: the document does not match.
+        """
+        try:
+            error = next(self._validator.iter_errors(json.loads(encoded)), None)
+        except Exception as unexpected:
+            text = f"the schema cannot be applied ({type(unexpected).__name__})"
+        else:
+            if error is None:
+                return
+            # The path in the schema, because that in the document may have keys of the document.
+            place = "/".join(map(str, error.absolute_schema_path))
+            text = (
+                f"the document does not match the schema {self._name or 'without title'}: {place}"
+            )
+        del encoded
+        raise SchemaMismatch(text)

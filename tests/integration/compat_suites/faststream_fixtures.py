@@ -1,0 +1,53 @@
+"""A pytest plug-in for FastStream's tests of its Kafka broker.
+
+Their brokers connect to a node of `KafkaCluster` and publish through aiokprod. The name `tests` is
+FastStream's package here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from faststream.kafka import KafkaBroker
+
+import aiokprod.compat.aiokafka
+from aiokprod.compat.faststream import AiokprodFastProducer, use_aiokprod
+from aiokprod.testing.kafka_cluster import KafkaCluster
+
+aiokprod.compat.aiokafka.install()  # a test replaces aiokafka.AIOKafkaProducer.send
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Markers of FastStream's configuration and of the plug-in that repeats tests."""
+    for name in ("all", "kafka", "connected", "slow", "flaky"):
+        config.addinivalue_line("markers", name)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[str]:
+    """Addresses of the node."""
+    cluster = KafkaCluster(1)
+    cluster.start_blocking()
+    yield cluster.bootstrap_servers
+    cluster.stop_blocking()
+
+
+@pytest.fixture(autouse=True)
+def over_aiokprod(servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the brokers of the tests publish through aiokprod, and check that they did."""
+    basic = importlib.import_module("tests.brokers.kafka.basic")
+    made: list[KafkaBroker] = []
+
+    def get_broker(_: Any, apply_types: bool = False, **options: Any) -> KafkaBroker:
+        broker = use_aiokprod(KafkaBroker(servers, apply_types=apply_types, **options))
+        made.append(broker)
+        return broker
+
+    monkeypatch.setattr(basic.KafkaTestcaseConfig, "get_broker", get_broker)
+    yield
+    assert made
+    for broker in made:
+        assert isinstance(broker.config.producer, AiokprodFastProducer)

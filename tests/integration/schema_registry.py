@@ -1,0 +1,49 @@
+"""SrfakeRegistry: the Schema Registry that franz-go tests its client with, in a separate process.
+
+Go code that shares nothing with ours, built from the Go module proxy.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from benchmarks import go_program
+
+SOURCE: Final = Path(__file__).with_name("srfake")
+
+
+class SrfakeRegistry:
+    """Runs from `with` to its end.
+
+    Args:
+        auth: the Authorization header that it accepts; "" for any.
+
+    Attributes:
+        url: of its REST API.
+    """
+
+    def __init__(self, auth: str = "") -> None:
+        self._arguments = ["-auth", auth] if auth else []
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def __enter__(self) -> SrfakeRegistry:
+        self._process = subprocess.Popen(
+            [str(go_program.executable(SOURCE)), *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+        if not self.url:
+            raise RuntimeError(f"srfake did not start: exit status {self._process.wait(10)}")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                process.kill()

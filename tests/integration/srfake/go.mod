@@ -1,0 +1,5 @@
+module aiokprod.testing/srfake
+
+go 1.26.0
+
+require github.com/twmb/franz-go/pkg/sr v1.8.0

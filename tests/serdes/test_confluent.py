@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from aiokprod import ConfigError, SerializationError
+from aiokprod.serdes import ConfluentSerializer
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.virtual import run
+from tests.scenarios.scenario_helpers import make_producer
+
+
+class Inner:
+    """As confluent-kafka's serializers; notes its threads."""
+
+    def __init__(self) -> None:
+        self.threads: list[bool] = []
+        self.failure: Exception | None = None
+
+    def __call__(self, data: Any, context: Any) -> bytes:
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if self.failure is not None:
+            raise self.failure
+        context.headers.append(("seen", f"{context.topic} {context.field}".encode()))
+        return repr(data).encode()
+
+
+class AsyncInner(Inner):
+    async def __call__(self, data: Any, context: Any) -> bytes:  # type: ignore[override]
+        return super().__call__(data, context)
+
+
+def send(serializer: ConfluentSerializer, *values: Any, runs: Any = run) -> list[Any]:
+    async def main() -> list[Any]:
+        cluster = FakeCluster(brokers=1)
+        cluster.create_topic("t", 1)
+        async with make_producer(cluster, value_serializer=serializer) as producer:
+            for value in values:
+                await producer.send("t", value)
+        return [(one.value, list(one.headers)) for one in cluster.log("t", 0)]
+
+    found: list[Any] = runs(main)
+    return found
+
+
+SEEN = [("seen", b"t value")]
+
+
+def test_asynchronous_serializer_is_awaited() -> None:
+    assert send(ConfluentSerializer(AsyncInner()), 1, 2) == [(b"1", SEEN), (b"2", SEEN)]
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_synchronous_serializer_starts_in_a_thread(always: bool) -> None:
+    import asyncio
+
+    inner = Inner()
+    serializer = ConfluentSerializer(inner, always_in_thread=always)
+
+    async def main() -> None:
+        for _ in range(3):
+            headers: list[Any] = []
+            result = serializer.serialize("t", headers, 1)
+            assert (result if isinstance(result, bytes) else await result) == b"1"  # type: ignore[misc]
+            assert headers == SEEN
+
+    asyncio.run(main())
+    assert inner.threads == ([False] * 3 if always else [False, True, True])
+
+
+def test_error_of_the_registry_has_its_status_and_code_only() -> None:
+    inner = AsyncInner()
+    inner.failure = SchemaRegistryError(404, 40403, "canary")
+    with pytest.raises(SerializationError, match="status 404, code 40403") as caught:
+        send(ConfluentSerializer(inner), 1)
+    assert "canary" not in str(caught.value)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ConfigError, match="inner=<int>"):
+        ConfluentSerializer(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="field='both'"):
+        ConfluentSerializer(Inner(), field="both")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="set field='key'"):
+        ConfluentSerializer(Inner()).meant_for("key")

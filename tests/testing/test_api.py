@@ -1,0 +1,20 @@
+"""The names of APIs are those that the package knows, and `FakeCluster.fail` takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiokprod._wire.messages import APIS
+from aiokprod.testing import Api, Code, FakeCluster
+
+
+def test_names_and_keys_are_those_of_the_messages() -> None:
+    assert {key: api.module.upper() for key, api in APIS.items()} == {
+        api.value: api.name for api in Api
+    }
+
+
+@pytest.mark.parametrize("code", [0, Code.NONE, 12345])
+def test_fail_refuses_what_is_no_error(code: int) -> None:
+    with pytest.raises(ValueError, match="no error code"):
+        FakeCluster().fail(Api.PRODUCE, code)
