@@ -309,7 +309,7 @@ class BoundSerializer(FieldSerializer):
         Raises:
             SerializationError: as when the serializer is called.
         """
-        # Outside of `try`: a signal handler may raise in this call, and `limit` must exist there.
+        # Not within `try`: a signal handler may raise in this call, and `limit` must exist there.
         limit = asyncio.timeout_at(deadline)
         try:
             async with limit:
