@@ -144,10 +144,9 @@ def clock_reads(path: Path) -> list[int]:
     return lines
 
 
-# `environment` is the seam itself; real brokers, their processes and pipes live in real time, as do
-# the rates and latencies of the command line: the time of uvloop's loops is in whole milliseconds.
+# `environment` is the seam itself; real brokers, their processes and pipes live in real time.
 CLOCK_READERS = {
-    "_cli.perf", "_cli.produce", "_cli.progress",
+    "_cli.perf", "_cli.produce", "_cli.progress",  # they measure for a terminal
     "environment", "testing.kafka_cluster", "testing.kafka_node", "testing.kafka_admin",
     "testing.kafka_artifacts", "testing.kafka_container", "testing.kafka_zookeeper",
     "testing.mock_cluster", "testing.reaper",

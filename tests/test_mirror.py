@@ -11,10 +11,6 @@ PACKAGE = TESTS.parent / "aiokprod"
 
 ELSEWHERE = {
     "_log_fields": "test_logging.py",
-    "__main__": "cli/test_produce.py",
-    "_cli/inputs": "cli/test_produce.py",
-    "_cli/outcomes": "cli/test_produce.py",
-    "_cli/perf": "cli/test_commands.py",
     "_client/bulk_result": "client/test_send_many.py scenarios/test_bulk_calls.py",
     "_client/cluster_client/broker_access": "client/test_cluster_requests.py",
     "_client/cluster_client/requests": "client/test_cluster_requests.py",
@@ -31,6 +27,10 @@ ELSEWHERE = {
     "_client/transactions": "transactions/test_api.py",
     "_client/validation": "foundation/test_arguments.py scenarios/test_invalid_arguments.py",
     "_client/warm_up": "scenarios/test_api_edge_cases.py",
+    "__main__": "cli/test_commands.py",
+    "_cli/inputs": "cli/test_produce.py",
+    "_cli/outcomes": "cli/test_produce.py",
+    "_cli/perf": "cli/test_commands.py",
     "_compat/aiokafka_batch": "compat/test_aiokafka.py",
     "_compat/aiokafka_client": "compat/test_aiokafka.py",
     "_compat/confluent_errors": "compat/test_confluent.py",

@@ -34,6 +34,7 @@ from aiokprod._compat.aiokafka_errors import as_theirs
 from aiokprod._compat.aiokafka_settings import UNSET, translate
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
 from aiokprod._compat.future_results import FutureResults
+from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     ConfigError,
     DialError,
@@ -238,6 +239,7 @@ class AIOKafkaProducer:
                 "AIOKafkaProducer of aiokprod uses aiokprod's defaults where no argument is given: "
                 '%s. Pass the argument to choose, or defaults="aiokafka"',
                 "; ".join(translated.differences),
+                extra=log_fields("setting_adjusted"),
             )
 
     def __del__(self) -> None:
@@ -577,7 +579,11 @@ class TransactionContext:
             await self._producer.abort_transaction()
         except FatalTransactionError as error:
             # Nothing can be aborted; the exception of the block says more.
-            logger.debug("abort after an exception failed: %s", error)
+            logger.debug(
+                "abort after an exception failed: %s",
+                error,
+                extra=log_fields("abort_failed", error=error),
+            )
 
 
 # -- replacement in aiokafka ---------------------------------------------------------------------

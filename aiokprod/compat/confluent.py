@@ -24,6 +24,7 @@ from typing import Any, Final, Self, TypeVar
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
 from aiokprod._compat.confluent_errors import as_theirs, their_error
 from aiokprod._compat.librdkafka_settings import translate
+from aiokprod._log_fields import log_fields
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
@@ -227,7 +228,9 @@ class AIOProducer:
         )
         if translated.without_effect:
             logger.warning(
-                "settings without effect in aiokprod: %s", "; ".join(translated.without_effect)
+                "settings without effect in aiokprod: %s",
+                "; ".join(translated.without_effect),
+                extra=log_fields("setting_adjusted"),
             )
 
     async def __aenter__(self) -> Self:

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from aiokprod._cli import progress
 from aiokprod._cli.progress import ProgressLine
 
 
@@ -14,7 +13,7 @@ from aiokprod._cli.progress import ProgressLine
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, seconds, in its only entry."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("aiokprod._cli.progress.time.monotonic", lambda: now[0])
     return now
 
 
