@@ -31,7 +31,6 @@ ELSEWHERE = {
     "_cli/inputs": "cli/test_produce.py",
     "_cli/outcomes": "cli/test_produce.py",
     "_cli/perf": "cli/test_commands.py",
-    "_cli/progress": "cli/test_produce.py",
     "_compat/aiokafka_batch": "compat/test_aiokafka.py",
     "_compat/aiokafka_client": "compat/test_aiokafka.py",
     "_compat/confluent_errors": "compat/test_confluent.py",
