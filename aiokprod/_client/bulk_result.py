@@ -113,6 +113,14 @@ class BulkResult:
             partitions[position] = self._tracker.position(entry)[0]
         return partitions
 
+    def partition_and_offset(self, position: int) -> tuple[int | None, int | None]:
+        """Partition and offset of one record, as `partitions` and `offsets` have them."""
+        if position in self._refused:
+            return None, None
+        entry = position if not self._refused else self._positions().index(position)
+        partition, offset, _ = self._tracker.position(entry)
+        return partition, offset
+
     @property
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """Offset ranges of the acknowledged records, by partition. O(batches), not O(records)."""

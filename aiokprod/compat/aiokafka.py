@@ -395,6 +395,7 @@ class AIOKafkaProducer:
 
         Cancellation: only the wait ends once the record is in a batch.
         """
+        # By `send`, which instrumentation packages wrap.
         future = await self.send(topic, value, key, partition, timestamp_ms, headers)
         return await future
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from aiokprod._client.bulk_result import BulkResult
 from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
@@ -31,11 +32,12 @@ from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.producer import Producer
 
 try:
-    from faststream._internal.parser import BatchCodecProto
+    from faststream._internal.parser import BatchCodecProto, DefaultCodec
     from faststream.kafka import KafkaBroker
     from faststream.kafka.configs import KafkaBrokerConfig
     from faststream.kafka.exceptions import BatchBufferOverflowException
     from faststream.kafka.publisher.producer import AioKafkaFastProducerImpl
+    from faststream.message import encode_message, gen_cor_id
 except ImportError as missing:  # pragma: no cover
     raise ImportError(
         "aiokprod.compat.faststream needs FastStream 0.7 or newer with its Kafka extra: "
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchMetadata", "transaction", "use_aiokprod"]
 
 B = TypeVar("B", bound=KafkaBroker)
+Headers: TypeAlias = list[tuple[str, bytes]]
 
 _DEFAULTS: Final = {
     name: parameter.default
@@ -83,6 +86,33 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         self.limit = self.arguments.get("max_batch_size")
         await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
 
+    async def publish(self, cmd: KafkaPublishCommand) -> Any:
+        """Send one message, as FastStream does, with fewer coroutines.
+
+        Returns:
+            `RecordMetadata`, or a future with it if `no_confirm` is set.
+
+        Raises: as `AIOKafkaProducer.send`.
+        """
+        content_type: str | None
+        if cmd.body is None and cmd.key is not None:
+            message, content_type = None, None  # a tombstone
+        elif type(self.codec) is DefaultCodec:
+            message, content_type = encode_message(cmd.body, self.serializer)
+        else:
+            message, content_type = await self.codec.encode(cmd.body, self.serializer)
+        headers = {"content-type": content_type or "", **cmd.headers_to_publish()}
+        producer: AIOKafkaProducer = self._producer.producer
+        future = await producer.send(
+            topic=cmd.destination,
+            value=message,
+            key=cmd.key,
+            partition=cmd.partition,
+            timestamp_ms=cmd.timestamp_ms,
+            headers=[(name, (value or "").encode()) for name, value in headers.items()],
+        )
+        return future if cmd.no_confirm else await future
+
     async def publish_batch(self, cmd: KafkaPublishCommand) -> Any:
         """Send any number of messages, each to the partition of its key.
 
@@ -94,51 +124,72 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             BatchBufferOverflowException: the broker has an explicit `max_batch_size`, and the
                 messages exceed it; nothing was sent.
         """
-        headers = cmd.headers_to_publish()
-        if isinstance(self.codec, BatchCodecProto):
-            encoded = await self.codec.encode_batch(cmd.batch_bodies, self.serializer)
-        else:
-            encoded = [await self.codec.encode(body, self.serializer) for body in cmd.batch_bodies]
-        shared = [(name, value.encode()) for name, value in headers.items()]
-        typed: dict[str | None, list[tuple[str, bytes]]] = {"": shared, None: shared}
-        columns: list[list[tuple[str, bytes]]] = []
-        for _, content_type in encoded:
-            found = typed.get(content_type)
-            if found is None:
-                assert content_type is not None
-                found = typed[content_type] = [*shared]
-                if "content-type" not in headers:
-                    found.insert(0, ("content-type", content_type.encode()))
-            columns.append(found)
-        count = len(encoded)
-        keys = [cmd.key_for(position) for position in range(count)]
+        values, content_types = await self._encoded(cmd.batch_bodies)
         producer: AIOKafkaProducer = self._producer.producer
-        values = [message for message, _ in encoded]
+        keys = _keys(cmd, len(values))
+        typed = _headers_by_content_type(cmd, set(content_types))
+        headers = [typed[content_type] for content_type in content_types]
         if self.limit is not None:
-            _check_size(self.limit, keys, values, columns)
+            _check_size(self.limit, keys, values, headers, typed)
         sending = _send(
             producer.producer,
             cmd.destination,
             values,
             keys=keys,
-            headers=columns,
+            headers=headers,
             partition=cmd.partition,
-            timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * count,
+            timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * len(values),
         )
         return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
+
+    async def _encoded(self, bodies: Sequence[Any]) -> tuple[list[bytes], list[str | None]]:
+        """The bytes of each body, and their content types."""
+        codec, serializer = self.codec, self.serializer
+        if type(codec) is DefaultCodec:  # without a coroutine for each body
+            if set(map(type, bodies)) == {bytes}:
+                return list(bodies), [None] * len(bodies)
+            encoded = [encode_message(body, serializer) for body in bodies]
+        elif isinstance(codec, BatchCodecProto):
+            encoded = await codec.encode_batch(bodies, serializer)
+        else:
+            encoded = [await codec.encode(body, serializer) for body in bodies]
+        return [message for message, _ in encoded], [content_type for _, content_type in encoded]
+
+
+def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None]:
+    """The key of each message, as `KafkaPublishCommand.key_for`."""
+    if not getattr(cmd, "_per_message_keys", True):
+        return [cmd.key] * count  # no message has its own
+    return [cmd.key_for(position) for position in range(count)]
+
+
+def _headers_by_content_type(
+    cmd: KafkaPublishCommand, content_types: set[str | None]
+) -> dict[str | None, Headers]:
+    headers = cmd.headers_to_publish()
+    shared = [(name, value.encode()) for name, value in headers.items()]
+    typed: dict[str | None, Headers] = {"": shared, None: shared}
+    for content_type in content_types - typed.keys():
+        assert content_type is not None  # `typed` has None
+        own = [] if "content-type" in headers else [("content-type", content_type.encode())]
+        typed[content_type] = own + shared
+    return typed
 
 
 def _check_size(
     limit: int,
     keys: list[bytes | None],
     values: list[bytes],
-    headers: list[list[tuple[str, bytes]]],
+    headers: list[Headers],
+    typed: Mapping[str | None, Headers],
 ) -> None:
-    """Raise BatchBufferOverflowException if aiokafka's batch could not hold the records."""
+    """Raise BatchBufferOverflowException if aiokafka's batch could not hold the records.
+
+    `typed` has every list of `headers`.
+    """
     # In one call for all first: most batches are far below the limit.
-    kinds = {id(one): one for one in headers}.values()
-    fixed = max((record_size(None, None, one) for one in kinds), default=0)
-    size = HEADER_SIZE + fixed * len(values) + sum(map(len, filter(None, values)))
+    fixed = max(record_size(None, None, one) for one in typed.values())
+    size = HEADER_SIZE + fixed * len(values) + sum(map(len, values))
     if size + sum(map(len, filter(None, keys))) <= limit:
         return
     size = HEADER_SIZE
@@ -159,13 +210,14 @@ async def _send(
         failed = as_theirs(first)
         failed.results = results  # type: ignore[attr-defined]
         raise failed from first.__cause__
-    partition, times = results.partitions[0], columns["timestamps_ms"]
+    partition, offset = results.partition_and_offset(0)
     assert partition is not None  # no error: every record has one
+    times = columns["timestamps_ms"]
     metadata = BatchMetadata(
         topic,
         partition,
         TopicPartition(topic, partition),
-        results.offsets[0],
+        offset,
         times[0] if times else None,
         0,
         None,
@@ -198,6 +250,15 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
             raise
 
 
+def _random_uuid() -> str:
+    """As FastStream's `gen_cor_id`, a random UUID (RFC 9562, version 4), in half of its time."""
+    octets = bytearray(os.urandom(16))
+    octets[6] = octets[6] & 0x0F | 0x40
+    octets[8] = octets[8] & 0x3F | 0x80
+    digits = octets.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
 def use_aiokprod(broker: B, **settings: Any) -> B:
     """Let `broker` publish through aiokprod. Call it before the broker is started.
 
@@ -225,6 +286,8 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     producer = AiokprodFastProducer(config.broker_parser, config.broker_decoder)
     config.producer = producer
     config.__class__ = AiokprodBrokerConfig
+    if config.id_generator is gen_cor_id:
+        config.id_generator = _random_uuid
     assert isinstance(config, AiokprodBrokerConfig)
     config.aiokprod_settings = settings
     return broker

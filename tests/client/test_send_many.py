@@ -104,6 +104,8 @@ def sent(form: str, script: list[Case], *, compiled: bool) -> tuple[Any, ...]:
             for i in range(PARTITIONS)
         ]
         errors = {position: described(error) for position, error in result.errors.items()}
+        places = [result.partition_and_offset(position) for position in range(len(result))]
+        assert places == list(zip(result.partitions, result.offsets, strict=True))
         return errors, result.partitions, result.offsets, inner, logs, called
 
     options: dict[str, Any] = {"max_request_size": 15_000, "seed": 1}

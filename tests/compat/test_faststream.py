@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from aiokafka.errors import IllegalOperation
 from aiokafka.structs import RecordMetadata
-from faststream.kafka import KafkaBroker
+from faststream.kafka import KafkaBroker, KafkaResponse
 from faststream.kafka.exceptions import BatchBufferOverflowException
 
 import aiokprod.compat.faststream as compat
@@ -58,6 +59,86 @@ async def test_publish_sends_through_aiokprod(broker: KafkaBroker, cluster: Fake
     assert (record.key, record.value) == (b"k", b'{"a":1}')
     headers = dict(record.headers)
     assert (headers["content-type"], headers["h"]) == (b"application/json", b"x")
+
+
+@connected
+async def test_publish_sends_tombstones_raw_bytes_and_text(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    for body in (None, b"raw", "text"):
+        await broker.publish(body, "t", key=b"k")
+    values, types = zip(
+        *((r.value, dict(r.headers)["content-type"]) for log in cluster.logs("t") for r in log),
+        strict=True,
+    )
+    assert values == (None, b"raw", b"text")
+    assert types == (b"", b"", b"text/plain")
+
+
+@connected
+async def test_messages_of_a_batch_have_the_keys_and_headers_of_faststream(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    batches: list[list[Any]] = [
+        [KafkaResponse("a", key=b"1"), KafkaResponse({"b": 2}, key=b"2"), b"c"],
+        [b"a", b"b"],
+    ]
+    for bodies in batches:
+        await broker.publish_batch(*bodies, topic="t", headers={"h": "x"}, partition=0)
+    found = [
+        (r.key, r.value, dict(r.headers).get("content-type"), dict(r.headers)["h"])
+        for r in cluster.log("t", 0)
+    ]
+    assert found == [
+        (b"1", b"a", b"text/plain", b"x"),
+        (b"2", b'{"b":2}', b"application/json", b"x"),
+        (None, b"c", None, b"x"),
+        (None, b"a", None, b"x"),
+        (None, b"b", None, b"x"),
+    ]
+
+
+@connected
+async def test_correlation_ids_are_random_uuids(broker: KafkaBroker, cluster: FakeCluster) -> None:
+    for _ in range(20):
+        await broker.publish(b"x", "t", partition=0)
+    ids = [dict(record.headers)["correlation_id"] or b"" for record in cluster.log("t", 0)]
+    assert len(set(ids)) == 20
+    assert all(str(uuid.UUID(one.decode())) == one.decode() for one in ids)
+    assert {uuid.UUID(one.decode()).version for one in ids} == {4}
+    assert {uuid.UUID(one.decode()).variant for one in ids} == {uuid.RFC_4122}
+
+
+def test_an_id_generator_of_the_application_is_kept() -> None:
+    broker = use_aiokprod(KafkaBroker("localhost:9092", id_generator=lambda: "own"))
+    assert broker.config.id_generator() == "own"
+
+
+class Reversed:
+    """A codec of the application that writes text backwards."""
+
+    async def decode(self, msg: Any) -> Any:
+        return msg.body
+
+    async def encode(self, msg: Any, serializer: Any = None) -> tuple[bytes, str | None]:
+        return str(msg)[::-1].encode(), "text/reversed"
+
+
+def test_a_codec_of_the_application_encodes_messages_and_batches() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with serve_tcp(cluster) as servers:
+            codec: Any = Reversed()
+            broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None, codec=codec))
+            await broker.connect()
+            await broker.publish("one", "t")
+            await broker.publish_batch("two", "three", topic="t")
+            await broker.stop()
+        assert stored(cluster) == [b"eno", b"owt", b"eerht"]
+        types = {dict(record.headers)["content-type"] for record in cluster.log("t", 0)}
+        assert types == {b"text/reversed"}
+
+    asyncio.run(main())
 
 
 @connected

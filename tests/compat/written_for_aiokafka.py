@@ -1,5 +1,5 @@
 """A program written for aiokafka, of which only the imports are changed. `make lint` checks its
-types with mypy; `pyright` in strict mode accepts it too.
+types with mypy, tests/typing with pyright in strict mode.
 
 No function here is called: the calls are what is checked.
 """

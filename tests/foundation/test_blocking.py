@@ -353,8 +353,21 @@ def test_full_queue_is_an_error_after_max_block_ms(
 
 def test_close_delivers_what_is_in_the_queue_and_reports_it(cluster: FakeCluster) -> None:
     producer = blocking(cluster)
-    records = [producer.submit(topic, b"v") for topic in ("t", "new") for _ in range(700)]
-    report = producer.close()
+    started, closing = threading.Event(), threading.Event()
+
+    async def hold(_: Producer[Any, Any]) -> None:
+        started.set()
+        closing.wait(HANG_S)  # stops the loop: nothing is delivered before `close` is called
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        holding = pool.submit(producer.call, hold)
+        started.wait(HANG_S)
+        records = [producer.submit(topic, b"v") for topic in ("t", "new") for _ in range(700)]
+        waiting = pool.submit(producer.close)
+        wait_until(lambda: producer._closing is not None)
+        closing.set()
+        report = waiting.result(HANG_S)
+        holding.result(HANG_S)
     assert report.complete
     assert report.by_topic == (TopicDrain("new", delivered=700), TopicDrain("t", delivered=700))
     assert all(record.result().offset is not None for record in records)

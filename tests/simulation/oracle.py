@@ -20,6 +20,7 @@ from aiokprod.errors import (
     BufferFull,
     BufferTimeout,
     Code,
+    ConfigError,
     DeliveryTimeout,
     KafkaError,
     MetadataMissing,
@@ -459,9 +460,10 @@ class Judge:
         elif isinstance(error, BufferFull | MetadataMissing):
             _demand(attempt.is_immediate, "did not wait: {} {!r}", attempt, error)
             return
-        elif isinstance(error, SerializationError):
+        elif isinstance(error, SerializationError | ConfigError):
+            # The exception of a signal handler came while a serializer or partitioner ran.
             struck = isinstance(error.__cause__, TimeUp)
-            _demand(struck, "no serializer raises: {} {!r}", attempt, error)
+            _demand(struck, "no user object raises: {} {!r}", attempt, error)
             return
         self._check_told(attempt, error)
         given_up = self._tries(attempt) == self.plan.options["retries"] + 1

@@ -1,20 +1,15 @@
 """mypy and pyright report each wrong usage of `wrong_usages.py` and no right one.
 
-pyright runs if it is installed, or if AIOKPROD_PYRIGHT names its program; AIOKPROD_PYRIGHT=required
-fails the test without it.
+basedpyright is pyright with its JavaScript runtime in a wheel.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 FILE = Path(__file__).with_name("wrong_usages.py")
 ROOT = Path(__file__).parents[2]
@@ -40,14 +35,18 @@ def test_mypy_reports_the_wrong_usages_only() -> None:
     assert {int(line) for line in found} == WRONG, done.stdout
 
 
-def test_pyright_reports_the_wrong_usages_only() -> None:
-    given = os.environ.get("AIOKPROD_PYRIGHT", "")
-    program = shutil.which("pyright" if given in ("", "required") else given)
-    if program is None:
-        assert not given, "pyright is not installed"
-        pytest.skip("pyright is not installed")
+def errors_of_pyright(file: Path) -> set[int]:
+    """The lines of a file in which pyright finds an error. The file names its mode."""
     done = subprocess.run(
-        [program, "--pythonpath", sys.executable, "--outputjson", str(FILE)],
+        [
+            sys.executable,
+            "-m",
+            "basedpyright",
+            "--pythonpath",
+            sys.executable,
+            "--outputjson",
+            str(file),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -55,9 +54,19 @@ def test_pyright_reports_the_wrong_usages_only() -> None:
         check=False,
     )
     report = json.loads(done.stdout)
-    found = {
+    assert report["summary"]["filesAnalyzed"] == 1, done.stdout
+    return {
         entry["range"]["start"]["line"] + 1
         for entry in report["generalDiagnostics"]
-        if entry["severity"] == "error" and Path(entry["file"]).name == FILE.name
+        if entry["severity"] == "error" and Path(entry["file"]).name == file.name
     }
-    assert found == WRONG, done.stdout
+
+
+def test_pyright_reports_the_wrong_usages_only() -> None:
+    assert errors_of_pyright(FILE) == WRONG
+
+
+def test_pyright_in_strict_mode_accepts_a_program_written_for_aiokafka() -> None:
+    file = ROOT / "tests/compat/written_for_aiokafka.py"
+    assert "# pyright: strict" in file.read_text(encoding="utf-8")
+    assert errors_of_pyright(file) == set()

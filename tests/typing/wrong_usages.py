@@ -3,6 +3,7 @@
 mypy and pyright must report each line with the comment ``# wrong``, and no other line.
 """
 
+# pyright: standard
 import json
 
 from aiokprod import (
