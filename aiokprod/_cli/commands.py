@@ -6,12 +6,11 @@ import asyncio
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Awaitable, Iterable
-from typing import Any, Protocol
-
-import uvloop
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final, Protocol, TypeVar
 
 from aiokprod._cli.settings import config_of, read_file
+from aiokprod._client.event_loops import new_event_loop
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
     AuthenticationError,
@@ -27,6 +26,8 @@ from aiokprod.findings import Finding, Severity
 from aiokprod.producer import Producer
 from aiokprod_cli import DONE, FAILED, REFUSED, UNREACHABLE, USAGE
 
+T = TypeVar("T")
+
 
 class _Report(Protocol):
     @property
@@ -35,33 +36,35 @@ class _Report(Protocol):
     def lines(self) -> Iterable[str]: ...
 
 
+_CODES: Final[tuple[tuple[type[KafkaError], int], ...]] = (
+    (ConfigError, USAGE),
+    (AuthenticationError, REFUSED),
+    (AuthorizationError, REFUSED),
+    (UnknownTopic, REFUSED),
+    (MetadataTimeout, UNREACHABLE),
+    (NetworkError, UNREACHABLE),
+    (BrokerError, REFUSED),
+    (KafkaError, FAILED),
+)
+"""Exit codes by class of the error; the first row that fits."""
+
+
 def run(options: Namespace) -> int:
     """The exit code of a command."""
     calls = {"produce": produce, "perf": perf, "check": check, "config": config}
     try:
         return calls[options.command](options)
-    except ConfigError as error:
-        _complain(error)
-        return USAGE
-    except (AuthenticationError, AuthorizationError, UnknownTopic) as error:
-        _complain(error)
-        return REFUSED
-    except (MetadataTimeout, NetworkError) as error:
-        _complain(error)
-        return UNREACHABLE
-    except BrokerError as error:
-        _complain(error)
-        return REFUSED
-    except KafkaError as error:
-        _complain(error)
-        return FAILED
-    except KeyboardInterrupt:
+    except (KafkaError, KeyboardInterrupt) as error:
+        return failed(error)
+
+
+def failed(error: KafkaError | KeyboardInterrupt) -> int:
+    """Say why a command failed; the exit code."""
+    if not isinstance(error, KafkaError):
         print("aiokprod: interrupted", file=sys.stderr)
         return FAILED
-
-
-def _complain(error: KafkaError) -> None:
     print(f"aiokprod: {error}", file=sys.stderr)
+    return next(code for cls, code in _CODES if isinstance(error, cls))
 
 
 def _show(report: _Report, options: Namespace) -> int:
@@ -73,12 +76,9 @@ def _show(report: _Report, options: Namespace) -> int:
     return DONE if report.ok else FAILED
 
 
-def _on_loop(main: Awaitable[_Report]) -> _Report:
-    async def call() -> _Report:
-        return await main
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(call())
+def _on_loop(main: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
 
 
 def produce(options: Namespace) -> int:
@@ -137,8 +137,7 @@ def check(options: Namespace) -> int:
                 print("nothing found")
         return FAILED if any(finding.severity is Severity.ERROR for finding in findings) else DONE
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+    return _on_loop(main())
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -61,9 +61,7 @@ def blocks(options: Namespace) -> Iterator[Block]:
 
     Raises:
         InputError: a file cannot be opened, or its content is not in the format.
-        ConfigError: options contradict each other.
     """
-    check(options)
     for name in options.files or ["-"]:
         if options.format == "parquet":
             yield from _parquet(name)
@@ -87,7 +85,11 @@ def _standard_input() -> BinaryIO:
 
 
 def check(options: Namespace) -> None:
-    """Check the options for the format."""
+    """Check the options for the format.
+
+    Raises:
+        ConfigError: they contradict each other, or pyarrow is missing.
+    """
     given = {
         "--key-delimiter": (options.key_delimiter, ("lines",)),
         "--key-field": (options.key_field, ("jsonl", "csv")),
@@ -101,6 +103,13 @@ def check(options: Namespace) -> None:
         raise ConfigError("--key is the key of every record: leave out the other option for keys")
     if not options.delimiter:
         raise ConfigError("--delimiter is empty")
+    if options.format == "parquet":
+        if "-" in (options.files or ["-"]):
+            raise ConfigError("--format parquet cannot read standard input: name a file")
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise ConfigError("--format parquet needs pyarrow: pip install pyarrow") from None
 
 
 def _lines(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
@@ -253,13 +262,9 @@ class _Counted(io.RawIOBase):
 
 
 def _parquet(name: str) -> Iterator[Block]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ConfigError("--format parquet needs pyarrow: pip install pyarrow") from None
-    if name == "-":
-        raise ConfigError("--format parquet cannot read standard input: name a file")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     total = 0
     try:
         with ParquetFile(name) as file:

@@ -217,7 +217,7 @@ class ProduceRun:
                 await self._send(taken)
                 report.seconds = time.monotonic() - began
                 line.show(report.acknowledged, report.bytes)
-                if report.failed and not self._options.keep_going:
+                if report.failed and not (self._options.keep_going or self._stop.is_set()):
                     report.problem = "stopped after the first failed records; --keep-going reads on"
                     break
         finally:

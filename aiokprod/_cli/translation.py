@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aiokprod._config.foreign_names import KAFKA_PYTHON, VALUES, dotted
 from aiokprod.errors import ConfigError
-
-_KAFKA_PYTHON: Final = {
-    "ssl_cafile": "ssl_truststore_location",
-    "ssl_certfile": "ssl_keystore_location",
-    "ssl_keyfile": "ssl_key_location",
-    "ssl_password": "ssl_key_password",
-    "ssl_crlfile": "ssl_crl_location",
-    "sasl_plain_username": "sasl_username",
-    "sasl_plain_password": "sasl_password",
-    "sasl_oauth_token_provider": "sasl_token_provider",
-}
-"""Settings of kafka-python with another name and the same meaning."""
 
 _NUMBERS: Final = ("_ms", "_size")
 """Ends of the names of aiokafka's arguments that are whole numbers."""
@@ -94,8 +83,10 @@ def _typed(name: str, value: Any) -> Any:
 def _kafka_python(mapping: dict[str, Any]) -> Translation:
     settings: dict[str, Any] = {}
     for name, value in mapping.items():
-        ours = _KAFKA_PYTHON.get(name, name)
-        if name == "ssl_check_hostname":
+        key = dotted(name)
+        # Names in `VALUES` are kept: the configuration refuses them and says what to use.
+        ours = name if key in VALUES else KAFKA_PYTHON.get(key) or name
+        if key == "ssl.check.hostname":
             ours = "ssl_endpoint_identification_algorithm"
             value = "" if value in (False, "False", "false") else "https"
         if ours in settings:

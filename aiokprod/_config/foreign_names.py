@@ -195,9 +195,11 @@ FOREIGN_NAMES: Final[dict[str, dict[str, str | None]]] = {
 
 VALUES: Final[dict[str, str]] = {
     "batch.num.messages": "a size in bytes, not a number of messages",
+    "bootstrap.timeout.ms": "for each connection, not for all together",
     "oauth.cb": "an async function that returns a token, or OidcTokens(...), see docs/security.md",
     "queue.buffering.max.kbytes": "in bytes, not kilobytes",
     "queue.buffering.max.messages": "a size in bytes, not a number of messages",
+    "sasl.kerberos.name": "a principal as text, not a gssapi.Name",
     "sasl.oauthbearer.client.id": "OidcTokens(...), see docs/security.md",
     "sasl.oauthbearer.client.secret": "OidcTokens(...), see docs/security.md",
     "sasl.oauthbearer.config": "OidcTokens(...), see docs/security.md",
@@ -206,7 +208,7 @@ VALUES: Final[dict[str, str]] = {
     "sasl.oauthbearer.token.endpoint.url": "OidcTokens(...), see docs/security.md",
     "ssl.check.hostname": 'the text "https" or "", not a bool',
 }
-"""Where the value has another unit or type than the field: what the field takes."""
+"""Where the value has another unit, type or meaning than the field's: what the field takes."""
 
 
 def dotted(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,18 @@ from typing import Any
 
 import pytest
 
-from aiokprod import __version__
-from tests.cli.served import ServedCluster
+from aiokprod import __version__, errors
+from aiokprod._cli.commands import failed
+from aiokprod.errors import Code
+from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster.control import Reaction, refuse
+from aiokprod.testing.fake_cluster.framing import Request
+from tests.cli.served import ServedCluster, served_cluster
+from tests.cli.signals import signal_when
+
+PRODUCE = 0
+WARM_UP = 100
+"""Records that `perf` sends before it measures."""
 
 
 def test_perf_without_a_rate_sends_a_number_of_records(run: Any, served: ServedCluster) -> None:
@@ -28,12 +39,12 @@ def test_perf_without_a_rate_sends_a_number_of_records(run: Any, served: ServedC
 
 def test_perf_with_a_rate_keeps_it(run: Any, served: ServedCluster) -> None:
     code, out, _ = run(
-        "perf", "-b", served.servers, "-t", "t", "--rate", "500", "--duration", "1",
+        "perf", "-b", served.servers, "-t", "t", "--rate", "2500", "--duration", "0.2",
         "--report", "json",
     )  # fmt: skip
     found = json.loads(out)
     assert (code, found["records"]) == (0, 500)
-    assert found["seconds"] >= 0.99
+    assert found["seconds"] >= 0.19
 
 
 def test_the_last_line_of_perf_is_like_that_of_kafkas_tool(run: Any, served: ServedCluster) -> None:
@@ -42,6 +53,73 @@ def test_the_last_line_of_perf_is_like_that_of_kafkas_tool(run: Any, served: Ser
     assert line.startswith("10 records sent, ")
     for part in ("records/sec", "MB/sec", "ms avg latency", "ms max latency", "50th", "99.9th."):
         assert part in line
+
+
+@pytest.mark.parametrize("rate", [(), ("--rate", "100000")], ids=["fast", "paced"])
+def test_perf_counts_failed_records_by_outcome(
+    run: Any, served: ServedCluster, rate: tuple[str, ...]
+) -> None:
+    def refuse_after_the_warm_up(_: Request) -> Reaction | None:
+        log = served.cluster.log("t", 0)
+        return refuse(Code.INVALID_RECORD) if len(log) >= WARM_UP else None
+
+    served.call(lambda: served.cluster.control(PRODUCE, refuse_after_the_warm_up))
+    arguments = ("perf", "-b", served.servers, "-t", "t", "--records", "250", *rate)
+    code, out, _ = run(*arguments, "--report", "json")
+    assert (code, json.loads(out)["failed"]) == (1, {"rejected": 250})
+    served.call(lambda: served.cluster.recreate_topic("t", 1))
+    code, out, _ = run(*arguments)
+    assert code == 1
+    assert out.startswith("250 records failed (rejected)\n250 records sent, ")
+
+
+def test_perf_with_a_rate_counts_records_that_the_producer_refuses(
+    run: Any, served: ServedCluster
+) -> None:
+    code, out, _ = run(
+        "perf", "-b", served.servers, "-t", "t", "--rate", "1000", "--records", "3",
+        "--size", "2000000", "--report", "json",
+    )  # fmt: skip
+    found = json.loads(out)
+    assert (code, found["records"], found["failed"]) == (1, 3, {"not_sent": 3})
+
+
+def test_perf_ends_at_its_duration_also_without_a_rate(run: Any, served: ServedCluster) -> None:
+    code, out, _ = run("perf", "-b", served.servers, "-t", "t", "--duration", "0.01")
+    assert code == 0
+    assert int(out.split()[0]) == len(served.values("t")) - WARM_UP > 0
+
+
+def test_sigint_ends_perf(run: Any, served: ServedCluster) -> None:
+    with signal_when(
+        signal.SIGINT,
+        lambda: served.call(lambda: "t" in served.cluster.topics) and len(served.values("t")) > 99,
+    ):
+        code, out, err = run("perf", "-b", served.servers, "-t", "t", "--rate", "10",
+                             "--duration", "1000")  # fmt: skip
+    assert (code, out, err) == (1, "", "aiokprod: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError("x"), 2),
+        (errors.MetadataTimeout("x"), 3),
+        (errors.DialError("x"), 3),
+        (errors.AuthenticationError("x"), 4),
+        (errors.AuthorizationError("x"), 4),
+        (errors.UnknownTopic("x"), 4),
+        (errors.BrokerError("x"), 4),
+        (errors.RecordTooLarge("x"), 1),
+        (errors.ProducerClosed("x"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_exit_code_says_who_refused(
+    error: errors.KafkaError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failed(error) == code
+    assert capsys.readouterr().err == f"aiokprod: {error}\n"
 
 
 @pytest.mark.parametrize("wrong", [("--rate", "-1"), ("--duration", "0"), ("--size", "-1")])
@@ -61,6 +139,13 @@ def test_check_lists_findings(run: Any, served: ServedCluster) -> None:
         set(finding) == {"code", "severity", "subject", "text", "remedy"} for finding in findings
     )
     assert any(finding["subject"] == "topic missing.topic" for finding in findings)
+
+
+def test_check_without_findings_says_so(run: Any) -> None:
+    cluster = FakeCluster()
+    cluster.create_topic("t", 3)
+    with served_cluster(cluster) as served:
+        assert run("check", "-b", served.servers, "t") == (0, "nothing found\n", "")
 
 
 def test_check_of_unreachable_brokers_fails(run: Any) -> None:
