@@ -36,7 +36,7 @@ IN_WHEEL = (".py", ".pyi", "py.typed")
 SHIPPED = (*IN_WHEEL, ".pyx", ".pxd")
 
 MAX_WHEEL = 1_300_000
-"""Bytes of a wheel for Linux. 1.2 MB are the aim."""
+"""Bytes of a wheel for Linux; DESIGN.md has the reason."""
 
 
 def tracked() -> set[str]:
