@@ -22,6 +22,7 @@ from aiokprod._cli.inputs import BLOCK, ROWS, Block, Place
 from aiokprod._cli.produce import SHOWN_ERRORS, ProduceRun, place_of
 from aiokprod.errors import Code
 from aiokprod.producer import Producer
+from aiokprod.testing.api import Api
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Gate, Reaction, lose_request
 from aiokprod.testing.fake_cluster.framing import Request
@@ -29,7 +30,6 @@ from aiokprod_cli import parser
 from tests.cli.served import ServedCluster, served_cluster
 from tests.cli.signals import signal_when
 
-PRODUCE = 0
 Report = Callable[..., dict[str, Any]]
 
 
@@ -410,7 +410,7 @@ def test_records_that_are_on_their_way_at_a_signal_are_waited_for(
 ) -> None:
     gate = Gate()
     os.write(pipe, b"1\n2\n")
-    served.call(lambda: served.cluster.control(PRODUCE, Reaction(gate=gate)))
+    served.call(lambda: served.cluster.control(Api.PRODUCE, Reaction(gate=gate)))
     with signal_when(
         signal.SIGTERM,
         lambda: served.call(lambda: bool(gate._held)),
@@ -427,7 +427,7 @@ def test_a_signal_with_frozen_brokers_ends_the_run_after_the_drain(
     served.call(lambda: served.cluster.create_topic("t", 1))
     served.call(
         lambda: served.cluster.control(
-            PRODUCE,
+            Api.PRODUCE,
             lambda _: lose_request() if served.cluster.log("t", 0) else None,
         )
     )
@@ -436,7 +436,7 @@ def test_a_signal_with_frozen_brokers_ends_the_run_after_the_drain(
     def second_request() -> bool:
         if served.values("t") and len(written) == 1:
             written.append(os.write(pipe, b"2\n3\n"))
-        return served.call(lambda: served.cluster.count(PRODUCE)) == 2
+        return served.call(lambda: served.cluster.count(Api.PRODUCE)) == 2
 
     written = [2]
     began = time.monotonic()
