@@ -26,7 +26,6 @@
 #   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
 #   make reauth                     five minutes of re-authentication under load; three secured nodes
 #   make contrast                   the same faults for aiokprod, aiokafka and confluent-kafka
-#   make compat-suites               test suites of aiokafka, OpenTelemetry and FastStream on aiokprod.compat
 #   make spark-test                 the sink on Spark 4.0 and 4.3, real brokers; about half an hour
 #   make spark-model                2000 seeds of the sink's protocol among operators (SEEDS=a-b)
 #   make spark-campaign             random kills in streams, for each guarantee (KILLS=…)
@@ -43,7 +42,7 @@ STUBS  := $(subst /,.,$(basename $(shell find aiokprod -name '*.pyi')))
 PROSE  := aiokprod benchmarks docs examples tests .ci $(wildcard *.md *.py) Makefile pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test announce-test lint unit matrices bench integration supply docs docs-check extras release-checks kerberos reauth compat-suites \
+.PHONY: help demo test announce-test lint unit matrices bench integration supply docs docs-check extras release-checks kerberos reauth \
     simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-model spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
@@ -154,24 +153,6 @@ kerberos: $(VENV)/.test
 reauth: $(VENV)/.test
 	$(PY) -m pytest tests/integration/test_security.py tests/integration/test_secure_nodes.py \
 	    -m slow -s
-
-# Test suites of other projects; their sources are fetched once, by git and pip;
-# AIOKPROD_SUITES=folder uses sources that are there.
-SUITES := .cache/suites
-OTEL   := opentelemetry-instrumentation-aiokafka
-
-$(SUITES)/.fetched: $(VENV)/.test
-	rm -rf $(SUITES) && mkdir -p $(SUITES)/$(OTEL)
-	git clone --quiet --depth 1 --branch v0.14.0 https://github.com/aio-libs/aiokafka $(SUITES)/aiokafka
-	git clone --quiet --depth 1 --branch 0.7.4 https://github.com/ag2ai/faststream $(SUITES)/faststream
-	$(PIP) download --no-deps --no-binary $(OTEL) --dest $(SUITES) $(OTEL)==0.66b1
-	tar xzf $(SUITES)/*.tar.gz --strip-components 1 -C $(SUITES)/$(OTEL)
-	$(PIP) install --no-deps --target $(SUITES)/packages opentelemetry-test-utils==0.66b1 \
-	    typer shellingham rich annotated-doc
-	@touch $@
-
-compat-suites: $(if $(AIOKPROD_SUITES),$(VENV)/.test,$(SUITES)/.fetched)
-	$(PY) -m pytest tests/integration/test_compat_suites.py
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks suite

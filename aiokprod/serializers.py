@@ -333,8 +333,9 @@ class BoundSerializer(FieldSerializer):
         warm = getattr(self.serializer, "warm", None)
         if not callable(warm):
             return
+        limit = asyncio.timeout_at(deadline)  # not within `try`, as in `finish`
         try:
-            async with asyncio.timeout_at(deadline) as limit:
+            async with limit:
                 await warm(topic)
         except Exception as error:
             cause = TookTooLong(_TOO_LONG) if limit.expired() else error

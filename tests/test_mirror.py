@@ -73,7 +73,6 @@ ELSEWHERE = {
     "producer": "scenarios/test_api_edge_cases.py scenarios/test_blocking_calls.py",
     "security": "test_exports.py",
     "serdes/_extras": "serdes/test_models.py",
-    "serdes/_shared_calls": "serdes/test_schema_serializer.py",
     "spark/batch_handoff": "spark/test_worker_loop.py",
     "spark/context": "spark/test_writer.py",
     "spark/failures": "spark/test_commit_messages.py",

@@ -104,12 +104,12 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         headers = {"content-type": content_type or "", **cmd.headers_to_publish()}
         producer: AIOKafkaProducer = self._producer.producer
         future = await producer.send(
-            cmd.destination,
-            message,
-            cmd.key,
-            cmd.partition,
-            cmd.timestamp_ms,
-            [(name, (value or "").encode()) for name, value in headers.items()],
+            topic=cmd.destination,
+            value=message,
+            key=cmd.key,
+            partition=cmd.partition,
+            timestamp_ms=cmd.timestamp_ms,
+            headers=[(name, (value or "").encode()) for name, value in headers.items()],
         )
         return future if cmd.no_confirm else await future
 

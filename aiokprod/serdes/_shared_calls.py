@@ -4,7 +4,6 @@ remembered for a second."""
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final, Generic, TypeVar
@@ -41,6 +40,11 @@ class _Call(Generic[R]):
         self.waiters: dict[asyncio.Future[R | RepeatableProblem], None] = {}
         self.task: asyncio.Task[None] | None = None
 
+    def cancel(self) -> None:
+        """Cancel its task, if it was begun."""
+        if self.task is not None:
+            self.task.cancel()
+
 
 class _LoopCalls(Generic[K, R]):
     """The calls of one event loop, and recent failures with the loop time until which they are
@@ -67,7 +71,6 @@ class SharedCalls(Generic[K, R]):
         self._limit = limit
         self._keeps_running = keeps_running
         self._describe = describe
-        self._lock = threading.Lock()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls[K, R]] = (
             weakref.WeakKeyDictionary()
         )
@@ -95,13 +98,21 @@ class SharedCalls(Generic[K, R]):
         del calls.failed[key]
         return None
 
-    def start(self, key: K, make: Callable[[], Awaitable[R]]) -> _Call[R]:
-        """Begin the call, unless it is in progress."""
+    def start(
+        self,
+        key: K,
+        make: Callable[[], Awaitable[R]],
+        waiter: asyncio.Future[R | RepeatableProblem] | None = None,
+    ) -> _Call[R]:
+        """Begin the call, unless it is in progress. `waiter` gets what becomes of it."""
         loop = asyncio.get_running_loop()
         calls = self._calls(loop)
         call = calls.running.get(key)
         if call is None:
             call = calls.running[key] = _Call()
+        if waiter is not None:
+            call.waiters[waiter] = None  # before the task, which may be eager, and end in its start
+        if call.task is None:  # the call is new, or a signal handler raised where it was begun
             call.task = loop.create_task(
                 self._run(calls, key, call, make), name="aiokprod-schema-lookup"
             )
@@ -116,15 +127,14 @@ class SharedCalls(Generic[K, R]):
         failure = self.failure(key)
         if failure is not None:
             raise failure
-        call = self.start(key, make)
         waiter: asyncio.Future[R | RepeatableProblem] = asyncio.get_running_loop().create_future()
-        call.waiters[waiter] = None
+        call = self.start(key, make, waiter)
         try:
             answer = await waiter
         finally:
             call.waiters.pop(waiter, None)
-            if not call.waiters and not self._keeps_running and call.task is not None:
-                call.task.cancel()  # has no effect if it has ended
+            if not call.waiters and not self._keeps_running:
+                call.cancel()  # has no effect if it has ended
                 self._forget(key, call)  # the next task begins a new one
         if isinstance(answer, RepeatableProblem):
             raise answer.copy()
@@ -136,15 +146,12 @@ class SharedCalls(Generic[K, R]):
         if loop is None:
             return
         for call in [*self._calls(loop).running.values()]:
-            if call.task is not None:
-                call.task.cancel()
+            call.cancel()
 
     def _calls(self, loop: asyncio.AbstractEventLoop) -> _LoopCalls[K, R]:
-        with self._lock:
-            calls = self._loops.get(loop)
-            if calls is None:
-                calls = self._loops[loop] = _LoopCalls()
-            return calls
+        # Without a lock: only the thread of a loop adds it, and a dict takes one key at a time.
+        calls = self._loops.get(loop)
+        return self._loops.setdefault(loop, _LoopCalls()) if calls is None else calls
 
     async def _run(
         self, calls: _LoopCalls[K, R], key: K, call: _Call[R], make: Callable[[], Awaitable[R]]

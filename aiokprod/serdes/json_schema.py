@@ -85,13 +85,20 @@ class JsonSchemaSerializer(SchemaSerializer):
         )
         self._encoder = encoder or JsonSerializer(backend="auto")
         self._convert = convert
-        self._validator: Any = None
         self._validates = validate
+        self._referred: dict[str, Any] | None = None if references else {}
+        self._validator: Any = None
         if validate:
             extra("jsonschema", "jsonschema", "registry", "JsonSchemaSerializer(validate=True)")
             self._check_schema()
-            if not references:
-                self._validator = self._make_validator({})
+            self._make_validator()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_validator": None}  # which cannot be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_validator()
 
     def _check_schema(self) -> None:
         from jsonschema import SchemaError
@@ -105,7 +112,10 @@ class JsonSchemaSerializer(SchemaSerializer):
                 f"{error.json_path}: {error.message[:200]}"
             ) from None
 
-    def _make_validator(self, referred: Mapping[str, Any]) -> Any:
+    def _make_validator(self) -> None:
+        """Unless there is nothing to validate, or the schemas that are referred to are missing."""
+        if not self._validates or self._referred is None:
+            return
         from jsonschema.validators import validator_for
         from referencing import Registry as Resources
         from referencing import Resource
@@ -113,15 +123,15 @@ class JsonSchemaSerializer(SchemaSerializer):
 
         # Without a function that retrieves: a schema must not make the producer request URLs.
         resources: Any = Resources()
-        for name, document in referred.items():
+        for name, document in self._referred.items():
             resource = Resource.from_contents(document, default_specification=DRAFT7)
             resources = resources.with_resource(name, resource)
-        return validator_for(self._document)(self._document, registry=resources)
+        self._validator = validator_for(self._document)(self._document, registry=resources)
 
     def _use_references(self, found: list[tuple[SchemaReference, RegisteredSchema]]) -> None:
         if self._validates:
-            referred = {one.name: json.loads(answer.schema or "true") for one, answer in found}
-            self._validator = self._make_validator(referred)
+            self._referred = {one.name: json.loads(got.schema or "true") for one, got in found}
+            self._make_validator()
 
     def _encode(self, frame: bytes, data: Any) -> bytes:
         if self._convert is not None:

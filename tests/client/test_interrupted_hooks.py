@@ -1,10 +1,12 @@
 """Exceptions of signal handlers, and MemoryError, between an append and the steps that belong to
-it."""
+it, and before the wait for a serializer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from aiokprod._client.send_many import BulkSender
 from aiokprod._core.batch import Delivery
 from aiokprod._core.bulk_append import RecordSource, append_records
 from aiokprod._core.serialization import SerializedRecord
-from aiokprod.errors import KafkaError, Outcome
+from aiokprod.errors import KafkaError, Outcome, SerializationError
+from aiokprod.serializers import adapt
 from aiokprod.testing.virtual import run
 from tests.client.test_misbehaving_hooks import Interceptor, producing
 from tests.scenarios.scenario_helpers import runtime_of
@@ -105,6 +108,59 @@ def test_progress_has_each_record_that_is_in_a_batch() -> None:
                 assert step > 100, "the tracer saw the call"
                 return
         raise AssertionError("the call never ends")
+
+    run(main, debug=False)
+
+
+class Asynchronous:
+    """A serializer whose result, and whose preparation, have to be awaited."""
+
+    async def serialize(self, topic: str, headers: Any, data: str) -> bytes:
+        await asyncio.sleep(0)
+        return data.encode()
+
+    async def warm(self, topic: str) -> None:
+        await asyncio.sleep(0)
+
+
+async def awaited_at(step: int, call: str) -> tuple[type[Exception] | None, bool]:
+    """Interrupt a call that waits for a serializer: how it ended, and whether it took so many
+    bytecodes."""
+    bound = adapt(Asynchronous(), "value")
+    waiting: Awaitable[object]
+    if call == "warm":
+        waiting = bound.warm("t", math.inf)
+    else:
+        pending = bound("t", (), "v")
+        assert isinstance(pending, Awaitable)
+        waiting = bound.finish("t", "v", pending, math.inf)
+    injector = striking(step, TimeUp)
+    try:
+        assert await stepped(waiting, injector) == (b"v" if call == "finish" else None)
+    except TimeUp:
+        return TimeUp, injector.has_struck
+    except SerializationError as error:
+        is_chained = isinstance(error.__cause__, TimeUp)
+        return SerializationError if is_chained else KafkaError, injector.has_struck
+    return None, injector.has_struck
+
+
+@pytest.mark.parametrize("call", ["finish", "warm"])
+def test_exception_of_a_signal_handler_before_the_wait_for_a_serializer_is_raised_as_it_is(
+    call: str,
+) -> None:
+    async def main() -> None:
+        ends: list[type[Exception] | None] = []
+        for step in range(1, MOST):
+            end, has_struck = await awaited_at(step, call)
+            if not has_struck:
+                assert end is None
+                break
+            ends.append(end)
+        before = ends.index(SerializationError)  # from here on within the wait
+        assert ends[:before] == [TimeUp] * before
+        assert set(ends[before:]) == {SerializationError}
+        assert before > 5, "the tracer saw the call"
 
     run(main, debug=False)
 

@@ -1,6 +1,6 @@
 """`AIOKafkaProducer` of `aiokprod.compat.aiokafka` against FakeCluster, in virtual time.
 
-aiokafka's own tests run against a real broker: `tests/integration/test_aiokafka_suite.py`. What
+aiokafka's own tests run against a real broker: `tests/integration/test_foreign_suites.py`. What
 those assert through private names is tested here by behaviour.
 """
 

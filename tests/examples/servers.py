@@ -284,8 +284,12 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
         return traffic, seconds, server.output()
 
 
-def check_bounded(name: str, how: str, limit: float) -> None:
-    """The process ends within `limit` seconds, and its report has every record."""
+def check_bounded(name: str, how: str, limit: float) -> float:
+    """The process ends within `limit` seconds, and its report has every record.
+
+    Returns:
+        The seconds from SIGTERM to the end of the process.
+    """
     with MockCluster() as cluster:
         try:
             traffic, seconds, output = asyncio.run(accept_and_end(name, cluster, how))
@@ -298,3 +302,4 @@ def check_bounded(name: str, how: str, limit: float) -> None:
     report = reported(output)
     assert sum(report.values()) == accepted, (report, output)
     assert not report.get("delivered"), output
+    return seconds

@@ -36,6 +36,7 @@ from aiokprod import (
 )
 from aiokprod import blocking as module
 from aiokprod._client.event_loops import ThreadedLoop
+from aiokprod._client.record_future import RecordFuture
 from aiokprod.testing import FakeCluster
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.hang import HANG_S, wait_until
@@ -195,6 +196,26 @@ def test_send_raises_the_error_of_the_record(cluster: FakeCluster) -> None:
         producer.send("t", b"v")
 
 
+def test_error_of_the_record_that_is_a_timeout_is_not_taken_for_that_of_the_call(
+    cluster: FakeCluster,
+) -> None:
+    cluster.auto_create = False
+    with blocking(cluster, max_block_ms=50) as producer:
+        with pytest.raises(MetadataTimeout, match="'absent' is not in the metadata") as caught:
+            producer.send("absent", b"v", timeout=HANG_S)
+        assert caught.value.outcome is Outcome.NOT_SENT
+
+
+def test_record_that_is_acknowledged_while_its_timeout_is_handled_is_not_given_up(
+    cluster: FakeCluster,
+) -> None:
+    with blocking(cluster) as producer:
+        record = producer.submit("t", b"v")
+        assert isinstance(record, RecordFuture)
+        found = record.result(HANG_S)
+        assert producer._given_up(record, "t", 0.1) is found
+
+
 def test_cancelled_record_is_withdrawn(cluster: FakeCluster) -> None:
     with blocking(cluster, **LONG) as producer:
         producer.warm(["t"])
@@ -282,6 +303,18 @@ def test_call_runs_other_methods_of_the_producer(cluster: FakeCluster) -> None:
         assert producer.call(lambda p: p.send_many("t", [b"a", b"b"])).ok
         with pytest.raises(TimeoutError):
             producer.call(lambda p: asyncio.sleep(HANG_S), timeout=0.01)
+
+
+def test_runtime_error_of_a_function_is_not_taken_for_the_end_of_the_thread(
+    cluster: FakeCluster,
+) -> None:
+    async def failing(_: Producer[Any, Any]) -> None:
+        raise RuntimeError("of the function")
+
+    with blocking(cluster) as producer:
+        with pytest.raises(RuntimeError, match=r"^of the function$"):
+            producer.call(failing)
+        assert producer.send("t", b"v").offset == 0
 
 
 def test_transactions_by_call(cluster: FakeCluster) -> None:

@@ -27,9 +27,10 @@ def serialize(serializer: Any, data: object) -> object:
     return adapt(serializer, "value")("t", (), data)
 
 
+@pytest.mark.parametrize("serializer", [None, BytesSerializer()])
 @pytest.mark.parametrize("data", [b"abc", bytearray(b"abc"), memoryview(b"abc"), b""])
-def test_bytes_pass_through_as_bytes(data: object) -> None:
-    result = serialize(None, data)
+def test_bytes_pass_through_as_bytes(serializer: object, data: object) -> None:
+    result = serialize(serializer, data)
     assert type(result) is bytes
     assert result == data
 

@@ -9,23 +9,24 @@ import pytest
 from aiokprod.testing.mock_cluster import MockCluster
 from tests.examples.servers import DRAIN_S, SERVERS, check_bounded, check_exactly_once
 
-NOTICE_S = {"gunicorn-django": 1.0}
-"""Seconds until a server looks at the signal; gunicorn's workers with threads do once a second."""
-
 RUNS = int(os.environ.get("AIOKPROD_SERVER_RUNS", "100"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SERVERS)
 def test_sigterm_under_load(name: str) -> None:
+    stored = 0
     for run in range(RUNS):
         with MockCluster() as cluster:
-            check_exactly_once(cluster, name, f"{name}-{run}", seconds=1.0)
+            stored += check_exactly_once(cluster, name, f"{name}-{run}", seconds=1.0)
+    print(f"{name}: {RUNS} runs, {stored} requests answered 201, each once in the log")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["dead", "frozen"])
 @pytest.mark.parametrize("name", SERVERS)
 def test_sigterm_without_brokers(name: str, how: str) -> None:
+    slowest = 0.0
     for _ in range(RUNS):
-        check_bounded(name, how, limit=DRAIN_S + 1 + NOTICE_S.get(name, 0.0))
+        slowest = max(slowest, check_bounded(name, how, limit=DRAIN_S + 1))
+    print(f"{name}, brokers {how}: {RUNS} runs, the slowest {slowest:.2f} s")

@@ -88,6 +88,7 @@ _FILES: Final = [
     ),
     _file("example/strict.proto", [], [_message("Strict", ("number", Field.TYPE_INT32, _NEEDED))],
           "proto2"),
+    _file("example/many.proto", [], [_message(f"Many{number}") for number in range(65)], "proto3"),
 ]  # fmt: skip
 for _one in _FILES:
     _POOL.Add(_one)
@@ -103,3 +104,6 @@ Place: Final = message_class("Place")
 Envelope: Final = message_class("Envelope")
 Stamp: Final = message_class("Envelope.Stamp")
 Strict: Final = message_class("Strict")
+Many64: Final = message_class("Many64")
+"""Its index takes two bytes."""
+User.__module__ = __name__  # as `protoc` would set it, for `pickle`

@@ -38,7 +38,7 @@ from aiokprod.serdes import (
 from aiokprod.serdes._schema_serializer import SchemaSerializer
 from aiokprod.serializers import Field
 from tests.serdes.memory_registry import URL
-from tests.serdes.schemas import USER_JSON, Envelope, Place, Stamp, User
+from tests.serdes.schemas import USER_JSON, Envelope, Many64, Place, Stamp, User
 
 RECORDS = int(os.environ.get("AIOKPROD_SERDES_RECORDS", "150"))
 """Of each format; each is compared as key and as value in both framings."""
@@ -275,7 +275,7 @@ def test_protobuf() -> None:
     records()
 
 
-@pytest.mark.parametrize("message", [User, Envelope, Stamp])
+@pytest.mark.parametrize("message", [User, Envelope, Stamp, Many64])
 @pytest.mark.parametrize(("framing", "field"), WAYS)
 def test_protobuf_indexes_of_messages(framing: Framing, field: Field, message: Any) -> None:
     registry = TheirRegistry()

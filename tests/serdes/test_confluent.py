@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -8,6 +9,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from aiokprod import ConfigError, SerializationError
 from aiokprod.serdes import ConfluentSerializer
+from aiokprod.serdes._shared_calls import RepeatableProblem
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
 from tests.scenarios.scenario_helpers import make_producer
@@ -55,8 +57,6 @@ def test_asynchronous_serializer_is_awaited() -> None:
 
 @pytest.mark.parametrize("always", [False, True])
 def test_synchronous_serializer_starts_in_a_thread(always: bool) -> None:
-    import asyncio
-
     inner = Inner()
     serializer = ConfluentSerializer(inner, always_in_thread=always)
 
@@ -77,6 +77,51 @@ def test_error_of_the_registry_has_its_status_and_code_only() -> None:
     with pytest.raises(SerializationError, match="status 404, code 40403") as caught:
         send(ConfluentSerializer(inner), 1)
     assert "canary" not in str(caught.value)
+
+
+class Mismatch(Exception):
+    """Of confluent-kafka's serializer, not of its client."""
+
+
+def outcome_of(serializer: ConfluentSerializer) -> Exception | None:
+    """The exception that `serialize`, or its awaitable, raises."""
+
+    async def main() -> Exception | None:
+        try:
+            result = serializer.serialize("t", [], 1)
+            if not isinstance(result, bytes | None):
+                await result
+        except Exception as error:
+            return error
+        return None
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["asynchronous", "in a thread", "on the loop"])
+def test_errors_are_the_same_wherever_the_serializer_is_called(way: str) -> None:
+    inner = AsyncInner() if way == "asynchronous" else Inner()
+    serializer = ConfluentSerializer(inner)
+    if way == "on the loop":
+        assert outcome_of(serializer) is None
+    inner.failure = refusal = SchemaRegistryError(404, 40403, "canary")
+    error = outcome_of(serializer)
+    assert isinstance(error, RepeatableProblem)
+    assert str(error).endswith("reports an error of the registry (status 404, code 40403)")
+    assert refusal not in (error.__cause__, error.__context__)
+    inner.failure = mismatch = Mismatch()
+    assert outcome_of(serializer) is mismatch
+    assert inner.threads[-1] == (way != "in a thread")
+
+
+def test_topic_whose_first_call_failed_starts_in_a_thread_again() -> None:
+    inner = Inner()
+    serializer = ConfluentSerializer(inner)
+    inner.failure = Mismatch()
+    assert outcome_of(serializer) is inner.failure
+    inner.failure = None
+    assert [outcome_of(serializer) for _ in range(2)] == [None, None]
+    assert inner.threads == [False, False, True]
 
 
 def test_arguments_are_checked() -> None:

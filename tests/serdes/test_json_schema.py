@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -52,6 +53,42 @@ async def test_references_are_those_of_the_registry() -> None:
     assert serializer.serialize("t", [], {"town": "ab"})
     with pytest.raises(SchemaMismatch, match=r"schema Home: properties/town/.*minLength"):
         serializer.serialize("t", [], {"town": "a"})
+
+
+@in_virtual_time
+async def test_references_are_not_used_if_nothing_is_validated() -> None:
+    server = MemoryRegistry()
+    server.register("town", "canary", "JSON")
+    schema = {"properties": {"town": {"$ref": "town.json"}}}
+    references = [SchemaReference("town.json", "town", 1)]
+    serializer = await ready(schema, server, references=references, validate=False)
+    assert serializer.serialize("t", [], {"town": 1}).endswith(b'{"town":1}')
+
+
+@in_virtual_time
+async def test_what_is_sent_is_what_convert_returns() -> None:
+    serializer = await ready(USER_JSON, convert=lambda name: {"name": name})
+    assert serializer.serialize("t", [], "bob") == b'\0\0\0\0\x01{"name":"bob"}'
+    with pytest.raises(SchemaMismatch, match="properties/name/type"):
+        serializer.serialize("t", [], 5)
+
+
+@in_virtual_time
+async def test_pickled_serializer_validates_with_the_references_that_it_knew() -> None:
+    server = MemoryRegistry()
+    server.register("town", json.dumps({"type": "string"}), "JSON")
+    schema = {"title": "Home", "properties": {"town": {"$ref": "town.json"}}}
+    references = [SchemaReference("town.json", "town", 1)]
+    early = JsonSchemaSerializer(
+        Registry(URL, transport=server), schema, references=references, register=True
+    )
+    late = await ready(schema, server, references=references)
+    for one in (early, late):
+        copy = pickle.loads(pickle.dumps(one))
+        await copy.warm("t")
+        assert copy.serialize("t", [], {"town": "a"}) == b'\0\0\0\0\x02{"town":"a"}'
+        with pytest.raises(SchemaMismatch, match="schema Home: properties/town"):
+            copy.serialize("t", [], {"town": 1})
 
 
 @in_virtual_time

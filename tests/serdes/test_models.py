@@ -30,6 +30,17 @@ class Employee(Person):
     room: str
 
 
+class Account(pydantic.BaseModel):
+    owner: Any
+
+    @pydantic.field_validator("owner")
+    @classmethod
+    def _checked(cls, owner: Any) -> Any:
+        if owner == "canary":
+            raise LookupError(owner)
+        return owner
+
+
 def bytes_of(serializer: Any, data: Any) -> Any:
     return serializer.serialize("t", [], data)
 
@@ -71,6 +82,19 @@ def test_pydantic_errors_name_fields_and_no_data() -> None:
         bytes_of(serializer, "canary")
     with pytest.raises(SchemaMismatch, match=r"Person: name \(missing\), years \(int_parsing\)"):
         bytes_of(serializer, {"years": "canary", "canary": 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"owner": "canary"}, "it does not match Account: LookupError"),
+        (Account(owner=object()), r"pydantic cannot encode it \(PydanticSerializationError\)"),
+    ],
+)
+def test_other_errors_of_pydantic_are_named_by_class_only(data: Any, text: str) -> None:
+    with pytest.raises(SchemaMismatch, match=f"^{text}$") as caught:
+        bytes_of(PydanticSerializer(Account), data)
+    assert caught.value.__cause__ is caught.value.__context__ is None
 
 
 @pytest.mark.parametrize(

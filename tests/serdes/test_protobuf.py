@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 from aiokprod import ConfigError
-from aiokprod.serdes import ProtobufSerializer, Registry, SchemaReference
+from aiokprod.serdes import ProtobufSerializer, Registry, RegistryError, SchemaReference
 from aiokprod.serializers import SchemaMismatch, WrongType
 from tests.serdes.memory_registry import URL, MemoryRegistry
 from tests.serdes.schemas import Place, Strict, User
@@ -65,6 +66,31 @@ async def test_deterministic_maps() -> None:
         for order in (names, names[::-1])
     }
     assert len(made) == 1
+
+
+@in_virtual_time
+async def test_imported_file_without_a_version_is_an_error() -> None:
+    server = MemoryRegistry()
+    server.refusals = [(200, {"id": 1})] * 2
+    serializer = ProtobufSerializer(Registry(URL, transport=server), User, register=True)
+    with pytest.raises(RegistryError, match="no valid version") as caught:
+        await serializer.warm("t")
+    assert caught.value.subject == "example/common.proto"
+    assert server.requests == [
+        "POST /subjects/example%2Fcommon.proto/versions", "POST /subjects/example%2Fcommon.proto"
+    ]  # fmt: skip
+
+
+@in_virtual_time
+async def test_pickled_serializer_encodes_without_a_request() -> None:
+    server = MemoryRegistry()
+    serializer = ProtobufSerializer(Registry(URL, transport=server), User, register=True)
+    await serializer.warm("t")
+    asked = len(server.requests)
+    copy = pickle.loads(pickle.dumps(serializer))
+    assert copy.serialize("t", [], User(name="a")) == b"\0\0\0\0\x02\0\x0a\x01a"
+    await copy.warm("other")
+    assert len(copy.registry._transport.requests) == asked + 1
 
 
 @pytest.mark.parametrize("given", [dict, User(), None])

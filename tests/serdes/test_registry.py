@@ -72,7 +72,7 @@ def server(scheme: str, tmp_path: Path) -> Iterator[Server]:
         context.load_cert_chain(CA.issue("127.0.0.1", number=96).write(tmp_path, "sr"))
         http.socket = context.wrap_socket(http.socket, server_side=True)
     state.port = http.server_port
-    thread = threading.Thread(target=http.serve_forever)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
     yield state
     http.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from aiokprod.serdes import (
     record_name,
     topic_record_name,
 )
+from aiokprod.serdes._shared_calls import RepeatableProblem
+from aiokprod.serializers import Field
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
 from tests.scenarios.scenario_helpers import make_producer, now
@@ -48,16 +51,16 @@ def log_of(cluster: FakeCluster, topic: str = "users") -> list[Any]:
     return [(record.value, list(record.headers)) for record in cluster.log(topic, 0)]
 
 
-def test_ten_thousand_concurrent_first_sends_make_one_request() -> None:
+def test_a_thousand_concurrent_first_sends_make_one_request() -> None:
     cluster, server = cluster_with(), MemoryRegistry(delay=1.0)
 
     async def main() -> None:
         async with producer_for(cluster, avro(server, register=True)) as producer:
-            await asyncio.gather(*(producer.send("users", BOB) for _ in range(10_000)))
+            await asyncio.gather(*(producer.send("users", BOB) for _ in range(1_000)))
 
     run(main, debug=False)
     assert server.requests == ["POST /subjects/users-value/versions"]
-    assert log_of(cluster) == [(b"\0\0\0\0\x01" + ENCODED, [])] * 10_000
+    assert log_of(cluster) == [(b"\0\0\0\0\x01" + ENCODED, [])] * 1_000
 
 
 @in_virtual_time
@@ -175,6 +178,41 @@ async def test_close_ends_requests_for_which_no_record_waits() -> None:
 
 
 @in_virtual_time
+async def test_close_of_one_producer_leaves_requests_to_others_that_share_the_serializer() -> None:
+    cluster, server = cluster_with(), MemoryRegistry(delay=1.0)
+    serializer = avro(server, register=True)
+    async with producer_for(cluster, serializer) as producer:
+        async with producer_for(cluster, serializer) as other:
+            sending = asyncio.create_task(producer.send("users", BOB))
+            await other.partitions_for("users")
+            await asyncio.sleep(0.5)
+        await sending
+    assert len(server.requests) == 1
+
+
+@in_virtual_time
+async def test_frame_that_was_displaced_is_asked_for_again() -> None:
+    server = MemoryRegistry()
+    registry = Registry(URL, transport=server, cache=1)
+    serializer = AvroSerializer(registry, USER, register=True)
+    for topic in ("a", "b", "b", "a"):
+        await serializer.warm(topic)
+        assert serializer.serialize(topic, [], BOB) == b"\0\0\0\0\x01" + ENCODED
+    assert [one.split("/")[2] for one in server.requests] == ["a-value", "b-value", "a-value"]
+
+
+@in_virtual_time
+async def test_records_whose_frames_displace_each_other_are_all_sent() -> None:
+    cluster, server = cluster_with(), MemoryRegistry()
+    cluster.create_topic("others", 1)
+    registry = Registry(URL, transport=server, cache=1)
+    serializer = AvroSerializer(registry, USER, register=True)
+    async with producer_for(cluster, serializer) as producer:
+        await asyncio.gather(*(producer.send(topic, BOB) for topic in ("users", "others") * 3))
+    assert len(log_of(cluster)) == len(log_of(cluster, "others")) == 3
+
+
+@in_virtual_time
 async def test_guid_goes_to_a_header_in_place_of_one_that_is_there() -> None:
     cluster, server = cluster_with(), MemoryRegistry()
     serializer = avro(server, register=True, framing="header")
@@ -183,7 +221,9 @@ async def test_guid_goes_to_a_header_in_place_of_one_that_is_there() -> None:
     async with producer_for(cluster, serializer) as producer:
         for _ in range(2):
             await producer.send("users", BOB, headers=[("a", b"1"), stale, ("b", None)])
-    assert log_of(cluster) == [(ENCODED, [("a", b"1"), ("b", None), frame])] * 2
+        await producer.send("users", BOB)
+    with_others = (ENCODED, [("a", b"1"), ("b", None), frame])
+    assert log_of(cluster) == [with_others, with_others, (ENCODED, [frame])]
 
 
 @in_virtual_time
@@ -254,8 +294,14 @@ async def test_subject_that_cannot_be_made_is_an_error_of_the_record() -> None:
         with pytest.raises(SerializationError, match="the schema has no name"):
             await producer.send("users", "text")
     wrong: Any = lambda topic, field, record: None  # noqa: E731
-    with pytest.raises(Exception, match="returned NoneType"):
+    with pytest.raises(RepeatableProblem, match="returned NoneType"):
         await avro(server, subject=wrong).warm("users")
+
+    def failing(topic: str, field: Field, record: str | None) -> str:
+        raise LookupError("canary")
+
+    with pytest.raises(RepeatableProblem, match=r"the schema cannot be used \(LookupError\)$"):
+        await avro(server, subject=failing).warm("users")
     assert server.requests == []
 
 
@@ -307,6 +353,34 @@ async def test_references_are_fetched_once_in_the_order_of_their_use() -> None:
         "POST /subjects/more-value/versions",
         "POST /subjects/orders-value/versions",
     ]
+
+
+@in_virtual_time
+async def test_references_that_form_a_cycle_are_an_error() -> None:
+    server = MemoryRegistry()
+    for one, other in (("a", "b"), ("b", "a")):
+        to_other = {"name": other, "subject": other, "version": 1}
+        server.register(one, json.dumps({"type": "record", "name": one}), "AVRO", [to_other])
+    serializer = avro(server, references=[SchemaReference("a", "a", 1)], register=True)
+    with pytest.raises(RegistryError, match="nested more than 32 levels deep") as caught:
+        await serializer.warm("users")
+    assert not caught.value.retriable
+    assert server.requests[1:] == ["GET /subjects/a/versions/1", "GET /subjects/b/versions/1"]
+
+
+def test_copy_of_a_pickled_serializer_knows_its_frames_and_has_no_producer() -> None:
+    cluster, server = cluster_with(), MemoryRegistry()
+    serializer = avro(server, register=True)
+
+    async def main() -> AvroSerializer:
+        async with producer_for(cluster, serializer) as producer:
+            await producer.warm(["users"])
+            copy: AvroSerializer = pickle.loads(pickle.dumps(serializer))
+        return copy
+
+    copy = run(main)
+    assert copy.serialize("users", [], BOB) == b"\0\0\0\0\x01" + ENCODED
+    assert (serializer._users, copy._users) == (0, 0)
 
 
 @in_virtual_time

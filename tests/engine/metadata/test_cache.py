@@ -53,11 +53,11 @@ def refresh(
     return plan
 
 
-def known(**settings: Any) -> Metadata:
-    """A cache that knows topic t with two partitions, fetched at NOW."""
+def known(now: float = NOW, **settings: Any) -> Metadata:
+    """A cache that knows topic t with two partitions, fetched at `now`."""
     cache = metadata(**settings)
-    cache.mark_used("t", NOW)
-    refresh(cache, answer(topic("t", 2)))
+    cache.mark_used("t", now)
+    refresh(cache, answer(topic("t", 2)), now)
     return cache
 
 
@@ -622,6 +622,156 @@ def test_waiter_for_a_partition_that_never_comes_times_out_naming_the_count_F18(
         assert caught.value.__cause__ is None
         assert caught.value.outcome is Outcome.NOT_SENT
         assert asyncio.get_running_loop().time() == now + 1.5
+
+    in_time(test)
+
+
+async def stays_waiting(waiter: asyncio.Task[Any]) -> None:
+    """The waiter has seen what was merged and continues to wait."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiter.done()
+
+
+async def fails_for_want_of_partition_2(waiter: asyncio.Task[Any]) -> None:
+    with pytest.raises(UnknownTopic, match="has the partitions 0 to 1, not 2") as caught:
+        await waiter
+    assert caught.value.outcome is Outcome.NOT_SENT
+    assert caught.value.code is not None
+    assert caught.value.code.number == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_partition_that_a_known_topic_lacks_fails_after_one_response_F18() -> None:
+    async def test(now: float) -> None:
+        cache = known(now)
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await stays_waiting(waiter)  # what was known before the call does not decide
+        refresh(cache, answer(topic("t", 2)), now + 1)
+        await fails_for_want_of_partition_2(waiter)
+        assert asyncio.get_running_loop().time() == now
+
+    in_time(test)
+
+
+def test_partition_that_a_new_topic_lacks_fails_after_two_responses_F18() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 2)), now)
+        await stays_waiting(waiter)
+        refresh(cache, answer(topic("t", 2)), now + 1)
+        await fails_for_want_of_partition_2(waiter)
+
+    in_time(test)
+
+
+def test_response_to_a_request_sent_before_the_call_does_not_decide_about_a_partition_F18() -> None:
+    async def test(now: float) -> None:
+        cache = known(now)
+        cache.request_refresh()
+        plan = cache.plan(now + 1)
+        assert plan.topics == ("t",)
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        cache.update(plan.request_generation, answer(topic("t", 2)), plan.partial, now + 1)
+        await stays_waiting(waiter)
+        refresh(cache, answer(topic("t", 2)), now + 2)
+        await fails_for_want_of_partition_2(waiter)
+
+    in_time(test)
+
+
+def test_response_about_another_topic_does_not_decide_about_a_partition_F18() -> None:
+    async def test(now: float) -> None:
+        cache = known(now)
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        cache.mark_used("u", now)
+        plan = cache.plan(now)
+        assert (plan.partial, plan.topics) == (True, ("u",))
+        await asyncio.sleep(0)
+        cache.update(plan.request_generation, answer(topic("u", 1)), plan.partial, now)
+        await stays_waiting(waiter)
+        refresh(cache, answer(topic("t", 2), topic("u", 1)), now + 1)
+        await fails_for_want_of_partition_2(waiter)
+
+    in_time(test)
+
+
+@pytest.mark.parametrize("failed", [1, 3])
+def test_partition_is_not_decided_on_without_a_response_F18(failed: int) -> None:
+    async def test(now: float) -> None:
+        cache = known(now)
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        lost = DialError("no response from host-1:9092")
+        for attempt in range(failed):
+            cache.plan(now + attempt)
+            cache.failed(now + attempt, lost)
+        with pytest.raises(MetadataTimeout, match="partition 2 is not among the 2") as caught:
+            await waiter
+        assert caught.value.__cause__ is lost
+        assert asyncio.get_running_loop().time() == now + 60
+
+    in_time(test)
+
+
+def test_one_response_about_a_new_topic_does_not_decide_about_a_partition_F18() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 2)), now)
+        with pytest.raises(MetadataTimeout, match="partition 2 is not among the 2"):
+            await waiter
+
+    in_time(test)
+
+
+@pytest.mark.parametrize("error", [3, 5])
+def test_response_with_an_error_of_the_topic_does_not_decide_about_a_partition_F18(
+    error: int,
+) -> None:
+    async def test(now: float) -> None:
+        cache = known(now)
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 0, error=error)), now + 1)
+        assert cache.snapshot.partition_count("t") == 2
+        await stays_waiting(waiter)
+        refresh(cache, answer(topic("t", 2)), now + 2)
+        await fails_for_want_of_partition_2(waiter)
+
+    in_time(test)
+
+
+def test_partition_errors_of_a_new_topic_count_as_responses_about_its_partitions_F18() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        leaderless = [partition(index, leader=-1, error=5) for index in range(2)]
+        refresh(cache, answer(topic("t", leaderless)), now)
+        await stays_waiting(waiter)
+        refresh(cache, answer(topic("t", leaderless)), now + 1)
+        await fails_for_want_of_partition_2(waiter)
+
+    in_time(test)
+
+
+def test_wait_for_a_partition_ends_when_it_exists_although_it_has_no_leader_F18() -> None:
+    async def test(now: float) -> None:
+        cache = metadata()
+        waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
+        await asyncio.sleep(0)
+        refresh(cache, answer(topic("t", 2)), now)
+        await stays_waiting(waiter)
+        grown = [partition(0), partition(1), partition(2, leader=-1, error=5)]
+        refresh(cache, answer(topic("t", grown)), now + 1)
+        assert await waiter is cache.snapshot
+        found = cache.snapshot.partition("t", 2)
+        assert found is not None
+        assert (found.leader, found.error) == (None, Code.LEADER_NOT_AVAILABLE)
 
     in_time(test)
 

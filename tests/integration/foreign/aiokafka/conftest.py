@@ -1,7 +1,7 @@
 """Runs aiokafka's own tests (release 0.14.0, unchanged) with `aiokprod.compat.aiokafka`.
 
 Replaces the fixtures that start Kafka in Docker by a node of `KafkaCluster`.
-`tests/integration/test_aiokafka_suite.py` runs this folder in a separate process, because
+`tests/integration/test_foreign_suites.py` runs this folder in a separate process, because
 `install` changes aiokafka for the whole process.
 """
 

@@ -1,4 +1,4 @@
-"""A pytest plug-in for FastStream's tests of its Kafka broker.
+"""A pytest plug-in for FastStream's tests of its Kafka broker, in the place of its root conftest.
 
 Their brokers connect to a node of `KafkaCluster` and publish through aiokprod. The name `tests` is
 FastStream's package here.
@@ -6,9 +6,12 @@ FastStream's package here.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import uuid
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from faststream.kafka import KafkaBroker
@@ -21,8 +24,8 @@ aiokprod.compat.aiokafka.install()  # a test replaces aiokafka.AIOKafkaProducer.
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Markers of FastStream's configuration and of the plug-in that repeats tests."""
-    for name in ("all", "kafka", "connected", "slow", "flaky"):
+    """Markers of FastStream's configuration."""
+    for name in ("all", "kafka", "connected", "slow"):
         config.addinivalue_line("markers", name)
 
 
@@ -51,3 +54,21 @@ def over_aiokprod(servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     assert made
     for broker in made:
         assert isinstance(broker.config.producer, AiokprodFastProducer)
+
+
+@pytest.fixture
+def queue() -> str:
+    """A name of a topic."""
+    return str(uuid.uuid4())
+
+
+@pytest.fixture
+def event() -> asyncio.Event:
+    """Set by a subscriber of the test."""
+    return asyncio.Event()
+
+
+@pytest.fixture
+def mock() -> MagicMock:
+    """Called by a subscriber of the test."""
+    return MagicMock()
