@@ -450,7 +450,7 @@ def test_a_signal_with_frozen_brokers_ends_the_run_after_the_drain(
     began = time.monotonic()
     with signal_when(signal.SIGTERM, second_request):
         code, out, _ = run("produce", "-b", served.servers, "-t", "t", "--drain", "0.1")
-    assert time.monotonic() - began < 30  # delivery_timeout_ms is 120 s
+    assert time.monotonic() - began < 100  # delivery_timeout_ms is 120 s
     assert code == 1
     first, *rest = out.splitlines()
     assert first.startswith("1 records acknowledged in ")
