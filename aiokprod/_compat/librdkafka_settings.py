@@ -1,16 +1,18 @@
 """Settings of librdkafka and confluent-kafka-python as settings of aiokprod.
 
 `KEYS` is the only list: `AIOProducer`, `aiokprod config --from librdkafka` and the table of
-docs/migration/confluent-kafka.md use it. Source: CONFIGURATION.md of librdkafka.
+docs/migration/confluent-kafka.md use it. The fields for settings with another name are in
+`foreign_names`. Source: CONFIGURATION.md of librdkafka.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from aiokprod._config.foreign_names import LIBRDKAFKA
 from aiokprod._redaction import redacted
 from aiokprod.errors import ConfigError
 from aiokprod.partitioners import AnyPartitioner, ConsistentRandomPartitioner
@@ -79,8 +81,8 @@ def _same(note: str = "") -> Key:
     return Key(Support.SAME, note=note)
 
 
-def _to(setting: str, note: str = "", convert: Callable[[str, Any], Any] | None = None) -> Key:
-    return Key(Support.TRANSLATED, setting, note, convert)
+def _translated(note: str = "", convert: Callable[[str, Any], Any] | None = None) -> Key:
+    return Key(Support.TRANSLATED, note=note, convert=convert)
 
 
 def _no_effect(note: str) -> Key:
@@ -91,6 +93,13 @@ def _refused(note: str, *accepted: str) -> Key:
     return Key(Support.REFUSED, note=note, accepted=accepted)
 
 
+def _with_setting(name: str, key: Key) -> Key:
+    """The row of a translated setting with the field of that meaning."""
+    if key.support is not Support.TRANSLATED:
+        return key
+    return replace(key, setting=LIBRDKAFKA.get(name, name.replace(".", "_")) or "")
+
+
 _CONTEXT: Final = "pass an ssl.SSLContext to Producer as ssl_context"
 _ASSERTION: Final = "pass JwtBearerTokens to Producer as sasl_token_provider"
 _CALLBACK: Final = "a callback of the C library; Producer takes an Observer instead"
@@ -99,34 +108,34 @@ _LOGGING: Final = 'the logger is "aiokprod"; configure it with the logging modul
 _VERSIONS: Final = "versions are always negotiated with each broker"
 _METADATA: Final = "the metadata of missing topics is requested with exponential backoff"
 
-KEYS: Final[dict[str, Key]] = {
+_ROWS: Final[dict[str, Key]] = {
     # connection
     "bootstrap.servers": _same("a server without a port gets 9092"),
-    "metadata.broker.list": _to("bootstrap_servers"),
+    "metadata.broker.list": _translated(),
     "client.id": _same(),
     "client.dns.lookup": _same(),
     "socket.timeout.ms": _no_effect("request.timeout.ms limits every request"),
     "socket.blocking.max.ms": _no_effect("no call blocks"),
-    "socket.send.buffer.bytes": _to("send_buffer_bytes", "0 becomes -1", _system_default),
-    "socket.receive.buffer.bytes": _to("receive_buffer_bytes", "0 becomes -1", _system_default),
+    "socket.send.buffer.bytes": _translated("0 becomes -1", _system_default),
+    "socket.receive.buffer.bytes": _translated("0 becomes -1", _system_default),
     "socket.keepalive.enable": _no_effect("connections_max_idle_ms closes unused connections"),
     "socket.nagle.disable": _refused("Nagle's algorithm is always off", "true"),
     "socket.max.fails": _no_effect("a connection with a request that timed out is closed"),
     "broker.address.ttl": _no_effect("names are resolved for every connection"),
     "broker.address.family": _refused("addresses of both families are tried", "any"),
     "socket.connection.setup.timeout.ms": _same(),
-    "connections.max.idle.ms": _to("connections_max_idle_ms", "0 becomes -1", _never_if_zero),
+    "connections.max.idle.ms": _translated("0 becomes -1", _never_if_zero),
     "reconnect.backoff.ms": _same(),
     "reconnect.backoff.max.ms": _same(),
     "reconnect.backoff.jitter.ms": _no_effect("the jitter is 20 % of the backoff"),
-    "message.max.bytes": _to("max_request_size"),
+    "message.max.bytes": _translated(),
     "message.copy.max.bytes": _no_effect("keys and values are always copied"),
-    "receive.message.max.bytes": _to("receive_max_bytes"),
+    "receive.message.max.bytes": _translated(),
     "max.in.flight.requests.per.connection": _same(),
-    "max.in.flight": _to("max_in_flight_requests_per_connection"),
+    "max.in.flight": _translated(),
     "metadata.recovery.strategy": _same(),
     "metadata.recovery.rebootstrap.trigger.ms": _same(),
-    "topic.metadata.refresh.interval.ms": _to("metadata_max_age_ms"),
+    "topic.metadata.refresh.interval.ms": _translated(),
     "metadata.max.age.ms": _same(),
     "topic.metadata.refresh.fast.interval.ms": _no_effect(_METADATA),
     "topic.metadata.refresh.fast.cnt": _no_effect(_METADATA),
@@ -142,7 +151,7 @@ KEYS: Final[dict[str, Key]] = {
     "enable.metrics.push": _same(),
     # records
     "acks": _same("0, 1, -1 or all; other numbers are refused"),
-    "request.required.acks": _to("acks"),
+    "request.required.acks": _translated(),
     "enable.idempotence": _same("on by default here, off in librdkafka"),
     "transactional.id": _same(),
     "transaction.timeout.ms": _same(),
@@ -150,44 +159,40 @@ KEYS: Final[dict[str, Key]] = {
         "a record that fails does not stop the producer", "false"
     ),
     "retries": _same(),
-    "message.send.max.retries": _to("retries"),
+    "message.send.max.retries": _translated(),
     "retry.backoff.ms": _same(),
     "retry.backoff.max.ms": _same(),
     "request.timeout.ms": _same(),
-    "delivery.timeout.ms": _to(
-        "delivery_timeout_ms", "0 (no limit) becomes 2147483647", _delivery_timeout
-    ),
-    "message.timeout.ms": _to(
-        "delivery_timeout_ms", "0 (no limit) becomes 2147483647", _delivery_timeout
-    ),
+    "delivery.timeout.ms": _translated("0 (no limit) becomes 2147483647", _delivery_timeout),
+    "message.timeout.ms": _translated("0 (no limit) becomes 2147483647", _delivery_timeout),
     "linger.ms": _same("adaptive: an idle leader gets a batch at once"),
-    "queue.buffering.max.ms": _to("linger_ms"),
-    "queue.buffering.max.kbytes": _to("buffer_memory", "in bytes", _bytes_of_kbytes),
+    "queue.buffering.max.ms": _translated(),
+    "queue.buffering.max.kbytes": _translated("in bytes", _bytes_of_kbytes),
     "queue.buffering.max.messages": _no_effect("memory is limited by bytes: buffer_memory"),
     "queue.buffering.backpressure.threshold": _no_effect("elastic_batch_size has this purpose"),
     "batch.size": _same(),
     "batch.num.messages": _no_effect("batches are limited by bytes: batch_size"),
     "sticky.partitioning.linger.ms": _no_effect("a partition is kept for batch_size bytes"),
     "compression.type": _same(),
-    "compression.codec": _to("compression_type"),
-    "compression.level": _to("", "compression_gzip_level, compression_lz4_level or "
-                             "compression_zstd_level, by compression.type"),
-    "partitioner": _to("", "the argument partitioner of Producer"),
+    "compression.codec": _translated(),
+    "compression.level": _translated("compression_gzip_level, compression_lz4_level or "
+                                     "compression_zstd_level, by compression.type"),
+    "partitioner": _translated("the argument partitioner of Producer"),
     "queuing.strategy": _refused("records are sent in the order of the calls", "fifo"),
     "produce.offset.report": _no_effect("offsets are always reported"),
     "delivery.report.only.error": _refused("every record has an outcome", "false"),
     # TLS
     "security.protocol": _same(),
-    "ssl.ca.location": _to("ssl_truststore_location"),
-    "ssl.ca.pem": _to("ssl_truststore_certificates"),
-    "ssl.certificate.location": _to("ssl_keystore_location"),
-    "ssl.certificate.pem": _to("ssl_keystore_certificate_chain"),
+    "ssl.ca.location": _translated(),
+    "ssl.ca.pem": _translated(),
+    "ssl.certificate.location": _translated(),
+    "ssl.certificate.pem": _translated(),
     "ssl.key.location": _same(),
-    "ssl.key.pem": _to("ssl_keystore_key"),
+    "ssl.key.pem": _translated(),
     "ssl.key.password": _same(),
     "ssl.crl.location": _same(),
-    "ssl.endpoint.identification.algorithm": _to(
-        "ssl_endpoint_identification_algorithm", "none becomes the empty string", _host_check
+    "ssl.endpoint.identification.algorithm": _translated(
+        "none becomes the empty string", _host_check
     ),
     "enable.ssl.certificate.verification": _refused(
         f"certificates are always verified; for anything else {_CONTEXT}", "true"
@@ -207,7 +212,7 @@ KEYS: Final[dict[str, Key]] = {
     ),
     # SASL
     "sasl.mechanism": _same("PLAIN over SASL_PLAINTEXT is allowed, as in librdkafka"),
-    "sasl.mechanisms": _to("sasl_mechanism"),
+    "sasl.mechanisms": _translated(),
     "sasl.username": _same(),
     "sasl.password": _same(),
     "sasl.kerberos.service.name": _same(),
@@ -217,13 +222,13 @@ KEYS: Final[dict[str, Key]] = {
         "no command is run: set sasl.kerberos.keytab, or renew the credential cache yourself"
     ),
     "sasl.kerberos.min.time.before.relogin": _no_effect("tickets are renewed when they expire"),
-    "sasl.oauthbearer.method": _to("sasl_token_provider", "oidc: OidcTokens"),
-    "sasl.oauthbearer.client.id": _to("sasl_token_provider", _OIDC),
-    "sasl.oauthbearer.client.credentials.client.id": _to("sasl_token_provider", _OIDC),
-    "sasl.oauthbearer.client.secret": _to("sasl_token_provider", _OIDC),
-    "sasl.oauthbearer.client.credentials.client.secret": _to("sasl_token_provider", _OIDC),
-    "sasl.oauthbearer.scope": _to("sasl_token_provider", _OIDC),
-    "sasl.oauthbearer.token.endpoint.url": _to("sasl_token_provider", _OIDC),
+    "sasl.oauthbearer.method": _translated("oidc: OidcTokens"),
+    "sasl.oauthbearer.client.id": _translated(_OIDC),
+    "sasl.oauthbearer.client.credentials.client.id": _translated(_OIDC),
+    "sasl.oauthbearer.client.secret": _translated(_OIDC),
+    "sasl.oauthbearer.client.credentials.client.secret": _translated(_OIDC),
+    "sasl.oauthbearer.scope": _translated(_OIDC),
+    "sasl.oauthbearer.token.endpoint.url": _translated(_OIDC),
     "sasl.oauthbearer.grant.type": _refused(_ASSERTION, "client_credentials"),
     "sasl.oauthbearer.config": _refused("pass a TokenProvider as sasl_token_provider"),
     "sasl.oauthbearer.extensions": _refused(
@@ -265,6 +270,8 @@ KEYS: Final[dict[str, Key]] = {
     "partitioner_cb": _refused("Producer takes a callable as partitioner=..."),
     "msg_order_cmp": _refused("records are sent in the order of the calls"),
 }  # fmt: skip
+
+KEYS: Final[dict[str, Key]] = {name: _with_setting(name, key) for name, key in _ROWS.items()}
 """Every setting of CONFIGURATION.md that applies to producers."""
 
 _PYTHON_KEYS: Final[dict[str, Key]] = {

@@ -49,7 +49,7 @@ from aiokprod.security import Secret
 
 try:
     import aiokafka.structs as _theirs
-except ImportError:  # pragma: no cover
+except ImportError:
     _theirs = None
 
 if TYPE_CHECKING or _theirs is None:  # aiokafka has no types

@@ -28,7 +28,7 @@ class ServedCluster:
         async def calling() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(60)
 
     def records(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
         """Keys and values of a topic, partition by partition."""
@@ -56,9 +56,9 @@ def served_cluster(cluster: FakeCluster) -> Iterator[ServedCluster]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         yield found[0]
     finally:
         found[0].call(ends[0].set)
-        thread.join(10)
+        thread.join(60)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """After this time the signal is sent in any case, so that the command ends and the test fails."""
 
 

@@ -14,13 +14,13 @@ import pytest
 from aiokprod import __version__, errors
 from aiokprod._cli.commands import failed
 from aiokprod.errors import Code
+from aiokprod.testing.api import Api
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Reaction, refuse
 from aiokprod.testing.fake_cluster.framing import Request
 from tests.cli.served import ServedCluster, served_cluster
 from tests.cli.signals import signal_when
 
-PRODUCE = 0
 WARM_UP = 100
 """Records that `perf` sends before it measures."""
 
@@ -63,7 +63,7 @@ def test_perf_counts_failed_records_by_outcome(
         log = served.cluster.log("t", 0)
         return refuse(Code.INVALID_RECORD) if len(log) >= WARM_UP else None
 
-    served.call(lambda: served.cluster.control(PRODUCE, refuse_after_the_warm_up))
+    served.call(lambda: served.cluster.control(Api.PRODUCE, refuse_after_the_warm_up))
     arguments = ("perf", "-b", served.servers, "-t", "t", "--records", "250", *rate)
     code, out, _ = run(*arguments, "--report", "json")
     assert (code, json.loads(out)["failed"]) == (1, {"rejected": 250})

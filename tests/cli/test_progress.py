@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
@@ -17,52 +19,65 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+@contextmanager
+def terminal_as_standard_error() -> Iterator[Callable[[], str]]:
+    """Yields a function that returns what was written since its last call."""
+    reading, writing = os.openpty()
+    with open(writing, "w") as terminal, redirect_stderr(terminal):
+
+        def read() -> str:
+            terminal.write("|")
+            terminal.flush()
+            text = b""
+            while not text.endswith(b"|"):
+                text += os.read(reading, 1024)
+            return text[:-1].decode()
+
+        yield read
+    os.close(reading)
 
 
-def test_a_line_has_rate_share_and_remaining_time(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_line_has_rate_share_and_remaining_time(clock: list[float]) -> None:
+    with terminal_as_standard_error() as shown:
+        line = ProgressLine(40_000_000, quiet=False)
+        clock[0] += 2
+        line.show(20_000, 10_000_000)
+        first = "20,000 records, 10,000 records/s, 5.0 MB/s, 25%, 6 s left"
+        assert shown() == f"\r{first}"
+        clock[0] += 0.1  # too early for an update
+        line.show(30_000, 20_000_000)
+        assert shown() == ""
+        clock[0] += 1.9
+        line.show(30_000, 20_000_000)
+        second = "30,000 records, 7,500 records/s, 5.0 MB/s, 50%, 4 s left"
+        assert shown() == "\r" + second.ljust(len(first))
+        line.end()
+        assert shown() == "\r" + " " * len(second) + "\r"
+        line.end()
+        assert shown() == ""
+
+
+def test_without_a_total_there_is_no_remaining_time(clock: list[float]) -> None:
+    with terminal_as_standard_error() as shown:
+        line = ProgressLine(None, quiet=False)
+        clock[0] += 1
+        line.show(1, 1_000_000)
+        assert shown() == "\r1 records, 1 records/s, 1.0 MB/s"
+
+
+def test_a_quiet_run_writes_nothing(clock: list[float]) -> None:
+    with terminal_as_standard_error() as shown:
+        line = ProgressLine(10, quiet=True)
+        clock[0] += 5
+        line.show(1, 5)
+        line.end()
+        assert shown() == ""
+
+
+def test_nothing_is_written_to_what_is_no_terminal(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on_terminal(monkeypatch)
-    line = ProgressLine(40_000_000, quiet=False)
-    clock[0] += 2
-    line.show(20_000, 10_000_000)
-    first = "20,000 records, 10,000 records/s, 5.0 MB/s, 25%, 6 s left"
-    assert capsys.readouterr().err == f"\r{first}"
-    clock[0] += 0.1  # too early for an update
-    line.show(30_000, 20_000_000)
-    assert capsys.readouterr().err == ""
-    clock[0] += 1.9
-    line.show(30_000, 20_000_000)
-    second = "30,000 records, 7,500 records/s, 5.0 MB/s, 50%, 4 s left"
-    assert capsys.readouterr().err == "\r" + second.ljust(len(first))
-    line.end()
-    assert capsys.readouterr().err == "\r" + " " * len(second) + "\r"
-    line.end()
-    assert capsys.readouterr().err == ""
-
-
-def test_without_a_total_there_is_no_remaining_time(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    on_terminal(monkeypatch)
-    line = ProgressLine(None, quiet=False)
-    clock[0] += 1
-    line.show(1, 1_000_000)
-    assert capsys.readouterr().err == "\r1 records, 1 records/s, 1.0 MB/s"
-
-
-@pytest.mark.parametrize("quiet", [True, False], ids=["quiet", "not a terminal"])
-def test_nothing_is_written_where_nobody_reads_it(
-    clock: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    quiet: bool,
-) -> None:
-    if quiet:
-        on_terminal(monkeypatch)
-    line = ProgressLine(10, quiet=quiet)
+    line = ProgressLine(10, quiet=False)
     clock[0] += 5
     line.show(1, 5)
     line.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import logging
 import sys
 import types
@@ -25,6 +26,7 @@ import aiokprod.compat.aiokafka as compat
 from aiokprod import errors
 from aiokprod.compat.aiokafka import AIOKafkaProducer
 from aiokprod.errors import Code, ConfigError, Outcome
+from aiokprod.testing.api import Api
 from aiokprod.testing.fake_cluster import FakeCluster
 from tests.virtual_time import in_virtual_time
 
@@ -151,6 +153,32 @@ async def test_start_ends_after_the_request_timeout_if_brokers_do_not_answer() -
     with pytest.raises(theirs.KafkaConnectionError, match="no metadata after 3"):
         await producer.start()
     assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.2)
+
+
+@in_virtual_time
+async def test_a_cancelled_start_closes_its_connections_and_can_be_repeated() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await producer.start()
+    for broker in (1, 2, 3):
+        cluster.resume(broker)
+    await asyncio.sleep(1)
+    assert cluster.open_connections() == 0
+    await producer.start()
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_send_starts_a_producer_that_is_not_started() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    producer = make(cluster)
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.stop()
 
 
 @in_virtual_time
@@ -430,6 +458,22 @@ async def test_offsets_are_committed_with_the_transaction() -> None:
 
 
 @in_virtual_time
+async def test_errors_of_transactions_have_both_classes() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    async with make(cluster, transactional_id="x") as producer:
+        for call in (producer.commit_transaction, producer.abort_transaction):
+            with pytest.raises(theirs.IllegalOperation) as caught:
+                await call()
+            assert isinstance(caught.value, errors.TransactionError)
+        cluster.fail(Api.TXN_OFFSET_COMMIT, Code.GROUP_AUTHORIZATION_FAILED)
+        await producer.begin_transaction()
+        with pytest.raises(theirs.GroupAuthorizationFailedError) as refused:
+            await producer.send_offsets_to_transaction({TopicPartition("in", 0): 5}, "group")
+        assert isinstance(refused.value, errors.AbortableTransactionError)
+        await producer.abort_transaction()
+
+
+@in_virtual_time
 async def test_a_newer_producer_fences_the_older() -> None:
     cluster = FakeCluster(default_partitions=1)
     old = make(cluster, transactional_id="x")
@@ -542,6 +586,38 @@ def test_install_without_aiokafka_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "aiokafka.producer.producer", None)
     with pytest.raises(ConfigError, match="aiokafka, which is not installed"):
         compat.install()
+
+
+def test_dropping_an_open_producer_of_a_closed_loop_only_warns() -> None:
+    async def main() -> AIOKafkaProducer:
+        producer = make(FakeCluster())
+        producer._loop = asyncio.get_running_loop()
+        return producer
+
+    producer = asyncio.run(main())
+    with pytest.warns(ResourceWarning, match="Unclosed AIOKafkaProducer"):  # noqa: PT031
+        del producer
+        gc.collect()
+
+
+def test_the_classes_without_aiokafka_are_those_of_aiokafka(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiokafka.structs", None)
+    spec = importlib.util.find_spec("aiokprod.compat.aiokafka")
+    assert spec is not None
+    assert spec.loader is not None
+    alone: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(alone)
+    for ours, original in (
+        (alone.TopicPartition, TopicPartition),
+        (alone.RecordMetadata, RecordMetadata),
+        (alone.OffsetAndMetadata, OffsetAndMetadata),
+    ):
+        assert ours is not original
+        values = range(len(original._fields))
+        assert ours(*values)._asdict() == original(*values)._asdict()
+    assert alone.OffsetAndMetadata(3) == (3, "")
 
 
 def test_repr_names_the_client_and_no_secret() -> None:

@@ -14,6 +14,9 @@ import confluent_kafka
 import pytest
 
 from aiokprod import errors
+from aiokprod._compat import confluent_errors
+from aiokprod._compat.confluent_errors import as_theirs, their_error
+from aiokprod._consumer_groups import GroupMetadata
 from aiokprod.compat.confluent import AIOProducer, ProducedMessage
 from aiokprod.errors import Code, ConfigError, Outcome
 from aiokprod.testing.fake_cluster import FakeCluster
@@ -40,12 +43,15 @@ async def test_report_2154_a_future_needs_no_flush(arguments: dict[str, Any]) ->
         # confluent-kafka's buffer timeout is 1 s, without which its future was never done.
         assert asyncio.get_running_loop().time() - started < 0.5
         assert (message.topic(), message.partition(), message.offset()) == ("t", 0, 0)
+        assert (message.key(), message.value(), len(message)) == (None, b"message", 7)
+        assert 0 < message.latency() < 0.5
     assert [record.value for record in cluster.log("t", 0)] == [b"message"]
 
 
 @in_virtual_time
 async def test_report_2276_1800_records_in_the_order_of_the_calls_without_flush() -> None:
     cluster = FakeCluster(default_partitions=1)
+    asyncio.get_running_loop().set_debug(False)  # it takes most of the time of 1800 tasks
     async with make(cluster, {"linger.ms": 30, "batch.num.messages": 2000}) as producer:
         started = asyncio.get_running_loop().time()
         futures = [await producer.produce("t", f"v{n}", key=f"k{n}") for n in range(1800)]
@@ -141,6 +147,38 @@ async def test_flush_counts_what_is_left_and_len_what_is_pending() -> None:
 
 
 @in_virtual_time
+async def test_an_idle_producer_is_true_although_its_length_is_0() -> None:
+    async with make(FakeCluster()) as producer:
+        assert len(producer) == 0
+        assert producer
+
+
+@in_virtual_time
+async def test_calls_of_a_closed_producer_fail_and_leave_nothing_pending() -> None:
+    producer = make(FakeCluster())
+    await producer.close()
+    for call in (producer.produce("t", b"v"), producer.flush(), producer.list_topics("t")):
+        with pytest.raises(confluent_kafka.KafkaException) as raised:
+            await call
+        assert raised.value.args[0].code() == confluent_kafka.KafkaError._DESTROY
+    assert len(producer) == 0
+
+
+@in_virtual_time
+async def test_a_cancelled_produce_leaves_nothing_pending() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await producer.produce("t", b"v")  # waits for metadata
+    assert len(producer) == 0
+    await producer.producer.close(0)
+    assert cluster.topics == {}
+
+
+@in_virtual_time
 async def test_a_cancelled_future_does_not_stop_its_record() -> None:
     cluster = FakeCluster(default_partitions=1)
     async with make(cluster) as producer:
@@ -176,6 +214,34 @@ async def test_transactions() -> None:
         with pytest.raises(confluent_kafka.KafkaException) as raised:
             await producer.commit_transaction()
         assert raised.value.args[0].code() == confluent_kafka.KafkaError._STATE
+
+
+@in_virtual_time
+async def test_offsets_are_committed_with_the_transaction() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    async with make(cluster, {"transactional.id": "tx"}) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.produce("t", b"v")
+        await producer.send_offsets_to_transaction(
+            [confluent_kafka.TopicPartition("in", 0, 5)], GroupMetadata("group"), 10
+        )
+        await producer.commit_transaction()
+    assert cluster.transactions.committed_offsets["group"] == {("in", 0): 5}
+
+
+@in_virtual_time
+async def test_cluster_id_waits_for_metadata() -> None:
+    cluster = FakeCluster()
+    async with make(cluster) as producer:
+        assert await producer.cluster_id(10) == cluster.cluster_id
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    with pytest.raises(confluent_kafka.KafkaException) as raised:
+        await producer.cluster_id(0.5)
+    assert raised.value.args[0].code() == confluent_kafka.KafkaError._TIMED_OUT
+    await producer.producer.close(0)
 
 
 @in_virtual_time
@@ -235,3 +301,40 @@ async def test_settings_without_effect_are_logged_once(caplog: pytest.LogCapture
     (record,) = [r for r in caplog.records if r.name == "aiokprod.compat"]
     assert "batch.num.messages: batches are limited by bytes" in record.getMessage()
     assert "debug: " in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (errors.RecordTooLarge("x"), "MSG_SIZE_TOO_LARGE"),
+        (errors.MetadataTimeout("x"), "_UNKNOWN_TOPIC"),
+        (errors.BufferFull("x"), "_QUEUE_FULL"),
+        (errors.DeliveryTimeout("x"), "_MSG_TIMED_OUT"),
+        (errors.KafkaTimeout("x"), "_TIMED_OUT"),
+        (errors.AuthenticationError("x"), "_AUTHENTICATION"),
+        (errors.DialError("x"), "_TRANSPORT"),
+        (errors.ProducerFenced("x"), "_FENCED"),
+        (errors.ProducerFailed("x"), "_FATAL"),
+        (errors.TransactionError("x"), "_STATE"),
+        (errors.ConfigError("x"), "_FAIL"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_of_the_client_have_librdkafkas_codes(error: errors.KafkaError, name: str) -> None:
+    made = their_error(error)
+    assert made.code() == getattr(confluent_kafka.KafkaError, name)
+    assert made.str() == "x"
+    assert made.fatal() is isinstance(error, errors.FatalTransactionError | errors.ProducerFailed)
+
+
+def test_an_error_is_converted_once() -> None:
+    error = as_theirs(errors.KafkaTimeout("x"))
+    assert isinstance(error, confluent_kafka.KafkaException)
+    assert as_theirs(error) is error
+
+
+def test_without_confluent_kafka_errors_are_aiokprods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confluent_errors, "theirs", None)
+    error = errors.KafkaTimeout("x")
+    assert as_theirs(error) is error
+    assert their_error(error) is error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from aiokafka.errors import IllegalOperation
+from aiokafka.errors import IllegalOperation, ProducerClosed
 from aiokafka.structs import RecordMetadata
 from faststream.kafka import KafkaBroker, KafkaResponse
 from faststream.kafka.exceptions import BatchBufferOverflowException
@@ -253,6 +253,16 @@ async def test_a_transaction_needs_a_transactional_id(
     with pytest.raises(IllegalOperation, match="transactional_id"):
         async with transaction(broker):
             pass
+
+
+@connected
+async def test_a_batch_that_is_refused_as_a_whole_has_aiokafkas_error(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    await broker.config.producer._producer.producer.producer.close()  # type: ignore[attr-defined]
+    with pytest.raises(ProducerClosed) as caught:
+        await broker.publish_batch("a", "b", topic="t")
+    assert isinstance(caught.value, KafkaError)
 
 
 @connected
