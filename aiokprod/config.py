@@ -109,7 +109,7 @@ class ProducerConfig:
             pending records; -1 waits until all have one. Not for `close()`. The default leaves
             time within the 30 s after which Kubernetes and gunicorn kill a process. (Java: none.)
         max_request_size: limit of a request and of one record.
-        compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
+        compression_type: "none", "gzip", "snappy" (needs the extra), "lz4" or "zstd".
         compression_gzip_level: 1 to 9, -1 for zlib's default.
         compression_lz4_level: 1 to 17.
         compression_zstd_level: -131072 to 22.
@@ -125,16 +125,17 @@ class ProducerConfig:
         transaction_timeout_ms: the coordinator aborts a transaction that is open for longer.
         metadata_max_age_ms: forced refresh period.
         metadata_max_idle_ms: forget topics without sends for this long; 5000 or more.
-        metadata_recovery_strategy: "rebootstrap" or "none" (KIP-899).
+        metadata_recovery_strategy: "rebootstrap" or "none": what to do when no known broker responds
+            (KIP-899).
         metadata_recovery_rebootstrap_trigger_ms: rebootstrap after this long without a response
             (KIP-1102).
         allow_auto_create_topics: request the creation of missing topics, which the brokers may
             refuse. (Java: always True for producers.)
         enable_metrics_push: push metrics to brokers that ask for them (KIP-714); see
             docs/observability.md. Without a receiver of metrics, brokers do not ask.
-        client_dns_lookup: "use_all_dns_ips".
+        client_dns_lookup: "use_all_dns_ips": all addresses of a host name are tried.
         retry_backoff_ms, retry_backoff_max_ms: exponential with 20 % jitter (KIP-580).
-        reconnect_backoff_ms, reconnect_backoff_max_ms: the same per broker.
+        reconnect_backoff_ms, reconnect_backoff_max_ms: the same, for the connections to a broker.
         socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: limit of name
             resolution, connecting and the TLS handshake together, and of the SASL authentication;
             grows with failures before the connection takes requests (KIP-601). ApiVersions gets
@@ -150,7 +151,7 @@ class ProducerConfig:
             have one in it. (Java: none.)
         ssl_keystore_location, ssl_keystore_certificate_chain: PEM file or PEM text of the client
             certificate. The file may contain the key as well.
-        ssl_keystore_key, ssl_key_location: its key as PEM text or file.
+        ssl_keystore_key, ssl_key_location: the key of the client certificate, as PEM text or file.
         ssl_key_password: password of an encrypted key.
         ssl_endpoint_identification_algorithm: "https" compares host names with the certificate;
             "" accepts any name.
@@ -158,7 +159,7 @@ class ProducerConfig:
             "AWS_MSK_IAM".
         sasl_username, sasl_password: for PLAIN and SCRAM; the token id and its HMAC with
             sasl_delegation_token. (Java: sasl.jaas.config.)
-        sasl_credentials: both, replaceable at run time.
+        sasl_credentials: user name and password in one object, replaceable at run time.
         sasl_delegation_token: the credentials are those of a delegation token (KIP-48).
         sasl_token_provider: for OAUTHBEARER, a `TokenProvider` or an async function that returns
             a token; for AWS_MSK_IAM, `MskIamTokens`.

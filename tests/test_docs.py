@@ -31,7 +31,6 @@ from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.testing import pytest_plugin
 
 DOCS = Path(__file__).parents[1] / "docs"
-IN_WORDS = {"required", "generated", "on", "none"}
 OTHERS = {"UnknownTopicOrPartitionError", "BufferError", "TimeoutError", "ValueError", "OSError"}
 
 
@@ -49,34 +48,10 @@ def first_column(text: str) -> list[str]:
     return [name for row in rows for name in re.findall(r"`(\w+)[`(]", row)]
 
 
-def configuration() -> dict[str, str]:
-    """Setting → default, as the table has them."""
-    found: dict[str, str] = {}
-    for line in section("configuration.md", "Settings").splitlines():
-        if line.startswith("| `"):
-            names, defaults = line.split("|")[1:3]
-            keys = re.findall(r"`(\w+)`", names)
-            values = [value.strip() for value in defaults.split(",")]
-            found |= dict(zip(keys, values, strict=True))
-    return found
-
-
-def test_configuration_table_has_every_setting() -> None:
-    assert set(configuration()) == {field.name for field in dataclasses.fields(ProducerConfig)}
-
-
-def test_configuration_table_has_the_defaults_of_the_code() -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(ProducerConfig)}
-    for name, documented in configuration().items():
-        if documented not in IN_WORDS:
-            assert ast.literal_eval(documented.strip("`")) == defaults[name], name
-
-
 def test_every_codec_is_described() -> None:
-    (row,) = re.findall(r"^\| `compression_type`.*", page("configuration.md"), re.MULTILINE)
     (text,) = re.findall(r"^ +compression_type: .*", ProducerConfig.__doc__ or "", re.MULTILINE)
     (profile,) = re.findall(r"^ +compression_type: .*", TopicProfile.__doc__ or "", re.MULTILINE)
-    for described in (row, text, profile):
+    for described in (text, profile):
         assert re.findall(r'"(\w+)"', described) == [*CODEC_NAMES]
 
 
