@@ -125,8 +125,8 @@ class ProducerConfig:
         transaction_timeout_ms: the coordinator aborts a transaction that is open for longer.
         metadata_max_age_ms: forced refresh period.
         metadata_max_idle_ms: forget topics without sends for this long; 5000 or more.
-        metadata_recovery_strategy: "rebootstrap" or "none": what to do when no known broker responds
-            (KIP-899).
+        metadata_recovery_strategy: "rebootstrap" or "none": what to do when no known broker
+            responds (KIP-899).
         metadata_recovery_rebootstrap_trigger_ms: rebootstrap after this long without a response
             (KIP-1102).
         allow_auto_create_topics: request the creation of missing topics, which the brokers may
