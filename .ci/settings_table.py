@@ -63,6 +63,10 @@ SIZES: Final = {"batch_size", "elastic_batch_size", "buffer_memory", "max_reques
 """Settings in bytes whose names do not say so."""
 PAGES: Final = {
     "acks": "[errors](errors.md#guarantees-by-acks)",
+    "linger_ms": "[tuning](tuning.md#linger)",
+    "batch_size": "[tuning](tuning.md#batch-size)",
+    "buffer_memory": "[tuning](tuning.md#memory)",
+    "compression_type": "[tuning](tuning.md#compression)",
     "close_timeout_ms": "[closing](sending.md#flushing-and-closing)",
     "topic_profiles": "[topic profiles](#topic-profiles)",
     "transactional_id": "[transactions](transactions.md)",
