@@ -95,6 +95,25 @@ def test_a_send_says_what_to_do(
     run(main, debug=False)
 
 
+def test_row_30_a_timestamp_in_seconds_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(3)
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
+        ) as producer:
+            await producer.send("t", b"v")
+            assert not caplog.records
+            for _ in range(2):
+                await producer.send("t", b"v", timestamp_ms=1_795_701_353)
+        assert cluster.all_values("t") == [b"v"] * 3
+
+    run(main, debug=False)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for text in ("timestamp_ms=1795701353 is of 1970-01-21", "int(time.time() * 1000)"):
+        assert text in record.getMessage()
+
+
 def test_a_record_that_was_never_sent_for_lack_of_a_leader_says_so() -> None:
     async def main() -> None:
         cluster = FakeCluster(2, default_replication=1)

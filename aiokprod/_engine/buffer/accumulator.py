@@ -32,6 +32,7 @@ from aiokprod._engine.buffer.batch_states import (
 )
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.buffer.queues import NodeQueues, PartitionQueue
+from aiokprod._engine.buffer.timestamp_check import TimestampCheck
 from aiokprod._wire.record_batch import HEADER_SIZE
 from aiokprod.records import TopicPartition
 
@@ -96,6 +97,7 @@ class RecordAccumulator:
         self._choose_partition = choose_partition
         self._maybe_add_partition = maybe_add_partition
         self._wakeup = wakeup
+        self._timestamps = TimestampCheck()
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -434,6 +436,7 @@ class RecordAccumulator:
             queue = batch.queue
             queue.batches.popleft()
             batch.change_state(DRAINED)
+            self._timestamps.check(batch)
             if queue.batches:
                 self.reclassify(queue, now)
             else:

@@ -1,0 +1,48 @@
+"""Timestamps that are seconds, although `timestamp_ms` is milliseconds: a warning."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from aiokprod._log_fields import log_fields
+
+if TYPE_CHECKING:
+    from aiokprod._engine.buffer.producer_batch import ProducerBatch
+
+logger = logging.getLogger(__name__)
+
+FIRST: Final = 100_000_000
+"""1973 in seconds; 2 January 1970 in milliseconds."""
+END: Final = 10_000_000_000
+"""2286 in seconds; 26 April 1970 in milliseconds."""
+
+
+class TimestampCheck:
+    """Warns once, of the first batch whose first record seems to have a timestamp in seconds.
+
+    The record is sent: a time in early 1970 is legal, and the topic may ignore it. Called once for
+    each attempt of a batch, not for each record.
+    """
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def check(self, batch: ProducerBatch) -> None:
+        """Look at the timestamp of the first record of a batch."""
+        stamp = batch.core.base_timestamp
+        if FIRST <= stamp < END and not self._warned:
+            self._warned = True
+            day = datetime.fromtimestamp(stamp / 1000, UTC).date()
+            logger.warning(
+                "topic %s: a record with timestamp_ms=%d is of %s: timestamp_ms is Unix time in "
+                "milliseconds, int(time.time() * 1000); brokers may delete such records at once, "
+                "by the retention time of the topic",
+                batch.topic_partition.topic, stamp, day,
+                extra=log_fields(
+                    "timestamp_in_seconds",
+                    topic_partition=batch.topic_partition,
+                    timestamp_ms=stamp,
+                ),
+            )  # fmt: skip
