@@ -134,8 +134,10 @@ def expired_record_called_unknown(patch: Patch) -> None:
     deadline. A record whose attempts were all refused before must have a definite outcome."""
     expired = retry_policy.delivery_timeout_error
 
-    def doubtful(batch: Any, now: float, network: Any) -> Any:
-        error = expired(batch, now, network)
+    def doubtful(
+        batch: Any, now: float, network: Any, *, leaderless: bool = False, topic_error: int = 0
+    ) -> Any:
+        error = expired(batch, now, network, leaderless=leaderless, topic_error=topic_error)
         if batch.maybe_written:
             return error.with_(outcome=Outcome.UNKNOWN)
         return error
