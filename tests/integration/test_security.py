@@ -221,7 +221,16 @@ def test_security_refusal_is_named_to_all_waiting_calls_in_time(
         assert "canary" not in str(error)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        # In CI one with a password and the one with tokens; half a minute each.
+        pytest.param(
+            name, marks=() if name in ("SCRAM-SHA-256", "OAUTHBEARER") else pytest.mark.slow
+        )
+        for name in MECHANISMS
+    ],
+)
 def test_f78_sessions_of_seconds_under_load_lose_nothing(
     secure_cluster: KafkaCluster, run_uvloop: Run, topic: str, mechanism: str
 ) -> None:
