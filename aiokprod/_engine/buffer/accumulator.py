@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from aiokprod._core.batch import BatchCore
 from aiokprod._core.slots import TopicSlot
+from aiokprod._engine.buffer import timestamp_check
 from aiokprod._engine.buffer.batch_growth import BatchGrowth
 from aiokprod._engine.buffer.batch_states import (
     COMPLETING,
@@ -32,7 +33,6 @@ from aiokprod._engine.buffer.batch_states import (
 )
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
 from aiokprod._engine.buffer.queues import NodeQueues, PartitionQueue
-from aiokprod._engine.buffer.timestamp_check import TimestampCheck
 from aiokprod._wire.record_batch import HEADER_SIZE
 from aiokprod.records import TopicPartition
 
@@ -97,7 +97,7 @@ class RecordAccumulator:
         self._choose_partition = choose_partition
         self._maybe_add_partition = maybe_add_partition
         self._wakeup = wakeup
-        self._timestamps = TimestampCheck()
+        self._timestamps = timestamp_check.TimestampCheck()
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -436,7 +436,8 @@ class RecordAccumulator:
             queue = batch.queue
             queue.batches.popleft()
             batch.change_state(DRAINED)
-            self._timestamps.check(batch)
+            if timestamp_check.FIRST <= batch.core.base_timestamp < timestamp_check.END:
+                self._timestamps.suspect(batch)
             if queue.batches:
                 self.reclassify(queue, now)
             else:

@@ -22,27 +22,27 @@ END: Final = 10_000_000_000
 class TimestampCheck:
     """Warns once, of the first batch whose first record seems to have a timestamp in seconds.
 
-    The record is sent: a time in early 1970 is legal, and the topic may ignore it. Called once for
-    each attempt of a batch, not for each record.
+    The record is sent: a time in early 1970 is legal, and the topic may ignore it. The accumulator
+    compares the timestamp of each batch with FIRST and END itself, which takes no call.
     """
 
     def __init__(self) -> None:
         self._warned = False
 
-    def check(self, batch: ProducerBatch) -> None:
-        """Look at the timestamp of the first record of a batch."""
+    def suspect(self, batch: ProducerBatch) -> None:
+        """The first record of `batch` has a timestamp from FIRST to END."""
+        if self._warned:
+            return
+        self._warned = True
         stamp = batch.core.base_timestamp
-        if FIRST <= stamp < END and not self._warned:
-            self._warned = True
-            day = datetime.fromtimestamp(stamp / 1000, UTC).date()
-            logger.warning(
-                "topic %s: a record with timestamp_ms=%d is of %s: timestamp_ms is Unix time in "
-                "milliseconds, int(time.time() * 1000); brokers may delete such records at once, "
-                "by the retention time of the topic",
-                batch.topic_partition.topic, stamp, day,
-                extra=log_fields(
-                    "timestamp_in_seconds",
-                    topic_partition=batch.topic_partition,
-                    timestamp_ms=stamp,
-                ),
-            )  # fmt: skip
+        logger.warning(
+            "topic %s: a record with timestamp_ms=%d is of %s: timestamp_ms is Unix time in "
+            "milliseconds, int(time.time() * 1000); brokers may delete such records at once, "
+            "by the retention time of the topic",
+            batch.topic_partition.topic, stamp, datetime.fromtimestamp(stamp / 1000, UTC).date(),
+            extra=log_fields(
+                "timestamp_in_seconds",
+                topic_partition=batch.topic_partition,
+                timestamp_ms=stamp,
+            ),
+        )  # fmt: skip
