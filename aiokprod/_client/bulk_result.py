@@ -114,7 +114,14 @@ class BulkResult:
         return partitions
 
     def partition_and_offset(self, position: int) -> tuple[int | None, int | None]:
-        """Partition and offset of one record, as `partitions` and `offsets` have them."""
+        """Partition and offset of one record, as `partitions` and `offsets` have them.
+
+        Args:
+            position: of the record in the call, 0 to ``len(self) - 1``.
+
+        Raises:
+            IndexError: there is no such record.
+        """
         if position in self._refused:
             return None, None
         entry = position if not self._refused else self._positions().index(position)

@@ -93,6 +93,9 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             `RecordMetadata`, or a future with it if `no_confirm` is set.
 
         Raises: as `AIOKafkaProducer.send`.
+
+        Cancellation: the record is not sent if it is not in a batch yet; after that only the wait
+        ends.
         """
         content_type: str | None
         if cmd.body is None and cmd.key is not None:

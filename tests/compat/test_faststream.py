@@ -19,7 +19,9 @@ from aiokprod.compat.aiokafka import AIOKafkaProducer
 from aiokprod.compat.faststream import BatchMetadata, transaction, use_aiokprod
 from aiokprod.errors import Code, ConfigError, KafkaError
 from aiokprod.testing.fake_cluster import FakeCluster
+from aiokprod.testing.fake_cluster.control import Gate, Reaction
 from aiokprod.testing.fake_cluster.tcp import serve_tcp
+from tests.hang import until
 
 Scenario = Callable[[KafkaBroker, FakeCluster], Coroutine[Any, Any, None]]
 
@@ -96,6 +98,24 @@ async def test_messages_of_a_batch_have_the_keys_and_headers_of_faststream(
         (None, b"a", None, b"x"),
         (None, b"b", None, b"x"),
     ]
+
+
+@connected
+async def test_a_cancelled_publish_ends_only_the_wait(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    await broker.publish("first", "t", partition=0)
+    gate = Gate()
+    release = cluster.control(0, Reaction(gate=gate))
+    task = asyncio.create_task(broker.publish("held", "t", partition=0))
+    await until(lambda: cluster.count(0) == 2)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    release()
+    gate.let_through(Reaction())
+    await broker.publish("last", "t", partition=0)
+    assert stored(cluster) == [b"first", b"held", b"last"]
 
 
 @connected
