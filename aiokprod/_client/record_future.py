@@ -202,8 +202,10 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     def _finish(self, result: RecordMetadata | None, error: BaseException | None) -> None:
         with self._queue.outcomes:
             condition = self._made_condition
-            if condition is None:
-                self._set(result, error)
+            if condition is None and self._state == PENDING:
+                self._result = result
+                self._exception = error
+                self._state = FINISHED
         if condition is not None:
             # `wait` and `as_completed` add waiters and read the state under this lock, so both
             # must change together.

@@ -139,13 +139,18 @@ class ThreadQueue:
         return record
 
     def _accepts(self, record: RecordFuture) -> bool:
-        """Append the record to the queue if there is room."""
+        """Append the record to the queue if there is room.
+
+        Another thread may append between the check and the append: the queue exceeds its limits by
+        at most one record of each thread. A lock around both would be held while the interpreter
+        changes threads; then every later record of every thread waits for a change of threads.
+        """
+        if self._refusal is not None or not self._has_room(record.size):
+            return False
+        self._records.append(record)
         with self._lock:
-            if self._refusal is not None or not self._has_room(record.size):
-                return False
-            self._records.append(record)
             self._bytes_in += record.size
-            return True
+        return True
 
     def _take_back(self, record: RecordFuture) -> bool:
         """Remove a record that arrived when the queue had already been closed. False if the loop
