@@ -15,7 +15,13 @@ from typing import Any, Final, Literal, Protocol
 
 from aiokprod._histogram import Histogram
 from aiokprod._log_fields import log_fields
-from aiokprod._metrics.counters import NODE_COUNTERS, NodeTable, TopicCounters, TopicTable
+from aiokprod._metrics.counters import (
+    NODE_COUNTERS,
+    TOPIC_COUNTERS,
+    NodeTable,
+    TopicCounters,
+    TopicTable,
+)
 from aiokprod._metrics.definitions import names
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.errors import ErrorCode, KafkaError
@@ -159,7 +165,9 @@ HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))
 LABELLED: Final = names("counter", labelled=True)
 """Metrics whose values are dicts: counters by error or method."""
 
-_COUNTERS: Final = tuple(name for name in names("counter") if name not in NODE_COUNTERS)
+_COUNTERS: Final = tuple(
+    name for name in names("counter") if name not in (*NODE_COUNTERS, *TOPIC_COUNTERS)
+)
 _HISTOGRAMS: Final = names("histogram")
 
 
@@ -169,7 +177,7 @@ class Metrics(Observer):
     Their names and meanings are in the table of docs/monitoring.md.
 
     Attributes:
-        counters, histograms: by name.
+        histograms: by name.
         errors, refusals, transaction_errors: number by name of the error code or class.
         plugin_errors: number by class and method of the plug-in or observer.
         topics, nodes: counters by topic and broker, at most 1000 each; the others are counted
@@ -177,8 +185,15 @@ class Metrics(Observer):
     """
 
     def __init__(self) -> None:
-        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self._counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
+        # Looked up once: each is called for each batch or request.
+        self._batch_size = self.histograms["batch_size_bytes"].add
+        self._batch_records = self.histograms["records_per_batch"].add
+        self._queue_time = self.histograms["queue_time_s"].add
+        self._request_records = self.histograms["records_per_request"].add
+        self._request_latency = self.histograms["request_latency_s"].add
+        self._delivery_time = self.histograms["delivery_time_s"].add
         self.errors: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
         self.transaction_errors: dict[str, int] = {}
@@ -189,17 +204,16 @@ class Metrics(Observer):
     def snapshot(self) -> dict[str, Any]:
         """All metrics as plain values, independent of later changes. May be called in any
         thread."""
-        values: dict[str, Any] = dict(self.counters)
+        values: dict[str, Any] = dict(self.counters())
         values.update((name, h.snapshot()) for name, h in self.histograms.items())
-        values.update(self.node_sums())
         for name in LABELLED:
             values[name] = dict(getattr(self, name))
         return values
 
-    def node_sums(self) -> dict[str, int]:
-        """The sums over all brokers of what is counted by broker."""
-        nodes = list(self.nodes.counters.values())
-        return {name: sum(getattr(node, name) for node in nodes) for name in NODE_COUNTERS}
+    def counters(self) -> dict[str, int]:
+        """The counters without labels: those of the producer, and the sums over topics and
+        brokers."""
+        return self._counters | self.topics.sums() | self.nodes.sums()
 
     def by_topic(self) -> dict[str, dict[str, int]]:
         """The metrics of each topic."""
@@ -210,64 +224,58 @@ class Metrics(Observer):
         return {node: counts.snapshot() for node, counts in list(self.nodes.counters.items())}
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
-        counters, histograms, topics = self.counters, self.histograms, self.topics
+        topics = self.topics.counters
         node = self.nodes.counters.get(node_id) or self.nodes.of(node_id)
         node.produce_requests += 1
-        counters["batches_sent"] += len(batches)
+        self._counters["batches_sent"] += len(batches)
         records = 0
         for batch in batches:
-            size, count, plain = batch.size, batch.core.record_count, batch.plain_size
+            size, count = batch.size, batch.core.record_count
             records += count
             name = batch.topic_partition.topic
-            topic = topics.counters.get(name) or topics.add(name)
+            topic = topics.get(name) or self.topics.add(name)
             topic.bytes_sent += size
-            topic.plain_bytes_sent += plain
-            counters["bytes_sent"] += size
-            counters["plain_bytes_sent"] += plain
+            topic.plain_bytes_sent += batch.plain_size
             if batch.attempts <= 1:
-                histograms["batch_size_bytes"].add(size)
-                histograms["records_per_batch"].add(count)
-                histograms["queue_time_s"].add(batch.sent_at - batch.created_at)
+                self._batch_size(size)
+                self._batch_records(count)
+                self._queue_time(batch.sent_at - batch.created_at)
                 if batch.codec_id:
-                    histograms["compression_ratio"].add(batch.compression_ratio)
-        histograms["records_per_request"].add(records)
+                    self.histograms["compression_ratio"].add(batch.compression_ratio)
+        self._request_records(records)
 
     def on_produce_done(self, node_id: int, latency: float) -> None:
-        self.histograms["request_latency_s"].add(latency)
+        self._request_latency(latency)
         node = self.nodes.counters.get(node_id) or self.nodes.of(node_id)
         node.request_latency_s.add(latency)
 
     def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
-        records, name = batch.core.record_count, batch.topic_partition.topic
-        self.counters["batches_acknowledged"] += 1
-        self.counters["records_acknowledged"] += records
+        name = batch.topic_partition.topic
+        self._counters["batches_acknowledged"] += 1
         topic = self.topics.counters.get(name) or self.topics.add(name)
-        topic.records_acknowledged += records
-        self.histograms["delivery_time_s"].add(now - batch.created_at)
+        topic.records_acknowledged += batch.core.record_count
+        self._delivery_time(now - batch.created_at)
 
     def on_batch_retry(self, batch: BatchView, code: ErrorCode) -> None:
         records = batch.core.record_count
-        self.counters["batches_retried"] += 1
-        self.counters["records_retried"] += records
+        self._counters["batches_retried"] += 1
         self._topic(batch.topic_partition.topic).records_retried += records
 
     def on_batch_split(self, batch: BatchView) -> None:
-        self.counters["batches_split"] += 1
+        self._counters["batches_split"] += 1
 
     def on_batch_failed(self, batch: BatchView, error: KafkaError) -> None:
         records = batch.core.record_count
-        self.counters["batches_failed"] += 1
-        self.counters["records_failed"] += records
+        self._counters["batches_failed"] += 1
         self._topic(batch.topic_partition.topic).records_failed += records
         _count(self.errors, error, records)
 
     def on_unretrieved_failure(
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
-        self.counters["records_unretrieved"] += records
+        self._counters["records_unretrieved"] += records
 
     def on_record_refused(self, error: KafkaError) -> None:
-        self.counters["records_refused"] += 1
         self._topic(error.topic or "").records_refused += 1
         _count(self.refusals, error, 1)
 
@@ -294,7 +302,7 @@ class Metrics(Observer):
         self.nodes.of(node_id).connections_closed += 1
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
-        self.counters["metadata_updates"] += 1
+        self._counters["metadata_updates"] += 1
 
     def plugin_failed(self, plugin: object, method: str) -> None:
         """Count an exception of a plug-in or observer."""

@@ -102,6 +102,10 @@ NODE_COUNTERS: Final = tuple(name for name in NodeCounters.__slots__ if name not
 """Those of `NodeCounters` whose sum over all brokers is the value of the producer."""
 
 
+TOPIC_COUNTERS: Final = TopicCounters.__slots__
+"""Counters whose sum over all topics is the value of the producer."""
+
+
 class TopicTable:
     """The counters of all topics, in the order in which they were first counted."""
 
@@ -112,6 +116,11 @@ class TopicTable:
         """The counters of a topic that is not in `counters`, or those of `OTHER_TOPICS`."""
         name = topic if len(self.counters) < MAX_TOPICS and topic else OTHER_TOPICS
         return self.counters.setdefault(name, TopicCounters())
+
+    def sums(self) -> dict[str, int]:
+        """The sums over all topics."""
+        topics = list(self.counters.values())
+        return {name: sum(getattr(topic, name) for topic in topics) for name in TOPIC_COUNTERS}
 
 
 class NodeTable:
@@ -128,3 +137,8 @@ class NodeTable:
     def _add(self, node_id: int) -> NodeCounters:
         key = node_id if node_id >= 0 and len(self.counters) < MAX_NODES else OTHER_NODES
         return self.counters.setdefault(key, NodeCounters())
+
+    def sums(self) -> dict[str, int]:
+        """The sums over all brokers of what is counted by broker."""
+        nodes = list(self.counters.values())
+        return {name: sum(getattr(node, name) for node in nodes) for name in NODE_COUNTERS}

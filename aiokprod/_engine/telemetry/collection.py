@@ -123,7 +123,7 @@ class Collection:
 
     def _points(self, elapsed: float, *, delta: bool) -> Iterator[Point]:
         metrics = self._metrics
-        values = metrics.counters | metrics.node_sums() | dict(self._gauges())
+        values = metrics.counters() | dict(self._gauges())
         opened = values["connections_opened"]
         yield Point("connection.creation.rate", self._since("rate", "", opened) / elapsed)
         total = partial(self._sum, delta)
