@@ -130,8 +130,12 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         values, content_types = await self._encoded(cmd.batch_bodies)
         producer: AIOKafkaProducer = self._producer.producer
         keys = _keys(cmd, len(values))
-        typed = _headers_by_content_type(cmd, set(content_types))
-        headers = [typed[content_type] for content_type in content_types]
+        typed = _headers_by_content_type(cmd, set(content_types or ()))
+        headers = (
+            [typed[None]] * len(values)
+            if content_types is None
+            else [typed[content_type] for content_type in content_types]
+        )
         if self.limit is not None:
             _check_size(self.limit, keys, values, headers, typed)
         sending = _send(
@@ -145,12 +149,12 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         )
         return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
 
-    async def _encoded(self, bodies: Sequence[Any]) -> tuple[list[bytes], list[str | None]]:
-        """The bytes of each body, and their content types."""
+    async def _encoded(self, bodies: Sequence[Any]) -> tuple[list[bytes], list[str | None] | None]:
+        """The bytes of each body, and their content types, None if no body has one."""
         codec, serializer = self.codec, self.serializer
         if type(codec) is DefaultCodec:  # without a coroutine for each body
             if set(map(type, bodies)) == {bytes}:
-                return list(bodies), [None] * len(bodies)
+                return list(bodies), None
             encoded = [encode_message(body, serializer) for body in bodies]
         elif isinstance(codec, BatchCodecProto):
             encoded = await codec.encode_batch(bodies, serializer)
@@ -159,10 +163,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         return [message for message, _ in encoded], [content_type for _, content_type in encoded]
 
 
-def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None]:
-    """The key of each message, as `KafkaPublishCommand.key_for`."""
+def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None] | None:
+    """The key of each message, as `KafkaPublishCommand.key_for`; None if no message has one."""
     if not getattr(cmd, "_per_message_keys", True):
-        return [cmd.key] * count  # no message has its own
+        return None if cmd.key is None else [cmd.key] * count  # no message has its own
     return [cmd.key_for(position) for position in range(count)]
 
 
@@ -181,7 +185,7 @@ def _headers_by_content_type(
 
 def _check_size(
     limit: int,
-    keys: list[bytes | None],
+    keys: list[bytes | None] | None,
     values: list[bytes],
     headers: list[Headers],
     typed: Mapping[str | None, Headers],
@@ -193,8 +197,10 @@ def _check_size(
     # In one call for all first: most batches are far below the limit.
     fixed = max(record_size(None, None, one) for one in typed.values())
     size = HEADER_SIZE + fixed * len(values) + sum(map(len, values))
-    if size + sum(map(len, filter(None, keys))) <= limit:
+    if size + sum(map(len, filter(None, keys or ()))) <= limit:
         return
+    if keys is None:
+        keys = [None] * len(values)
     size = HEADER_SIZE
     for position, (key, value, pairs) in enumerate(zip(keys, values, headers, strict=True)):
         size += record_size(key, value, pairs)
