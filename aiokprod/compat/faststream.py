@@ -101,7 +101,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         if cmd.body is None and cmd.key is not None:
             message, content_type = None, None  # a tombstone
         elif type(self.codec) is DefaultCodec:
-            message, content_type = encode_message(cmd.body, self.serializer)
+            body = cmd.body
+            message, content_type = (
+                (body, None) if type(body) is bytes else encode_message(body, self.serializer)
+            )
         else:
             message, content_type = await self.codec.encode(cmd.body, self.serializer)
         headers = {"content-type": content_type or "", **cmd.headers_to_publish()}
