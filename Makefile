@@ -21,6 +21,7 @@
 #   make supply                     what sdist and wheel hold; known vulnerabilities of dependencies
 #   make docs                       the documentation's site in build/site; no warning is allowed
 #   make docs-check                 the same, looked at with headless Chromium (Debian's package)
+#   make chroot                     wheel and quickstart where nothing but Python is; needs root
 #   make extras                     every extra alone in an empty environment; a quarter of an hour
 #   make release-checks             everything a release needs, slow tests and campaigns; a day
 #   make kerberos                   Debian's KDC and the gssapi package, for the GSSAPI tests
@@ -42,7 +43,7 @@ STUBS  := $(subst /,.,$(basename $(shell find aiokprod -name '*.pyi')))
 PROSE  := aiokprod benchmarks docs examples tests .ci $(wildcard *.md *.py) Makefile pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test announce-test lint unit matrices bench integration supply docs docs-check extras release-checks kerberos reauth \
+.PHONY: help demo test announce-test lint unit matrices bench integration supply docs docs-check chroot extras release-checks kerberos reauth \
     simulate detection mutants in-flight fuzz interrupts sanitize chaos soak contrast transactions spark-test spark-model spark-campaign spark-demo bench-spark \
     bench-core bench-columns clean
 
@@ -128,6 +129,9 @@ docs: $(VENV)/docs/.ready
 docs-check: docs
 	$(VENV)/docs/bin/python .ci/check_site.py build/site
 
+chroot: $(VENV)/.test
+	$(PY) .ci/check_chroot.py
+
 extras:
 	$(PYTHON) .ci/check_extras.py
 
@@ -145,6 +149,7 @@ release-checks: $(VENV)/.test
 	$(MAKE) transactions chaos soak -j 1
 	$(MAKE) spark-test spark-model spark-campaign -j 1
 	$(PY) .ci/check_dist.py
+	$(MAKE) chroot extras -j 1
 	$(PY) .ci/audit.py --strict
 
 kerberos: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""Builds sdist and wheel and checks their contents (S13).
+"""Builds sdist and wheel and checks their contents.
 
 Built without build isolation and with Python's sockets disabled: a build that needs the network
 fails. Nothing may be in them that git does not track, nothing of the package may be missing, the
