@@ -34,7 +34,6 @@ ELSEWHERE = {
     "_compat/aiokafka_batch": "compat/test_aiokafka.py",
     "_compat/aiokafka_client": "compat/test_aiokafka.py",
     "_compat/confluent_errors": "compat/test_confluent.py",
-    "_compat/future_results": "compat/test_aiokafka.py",
     "_compat/bootstrap_watch": "compat/test_aiokafka.py",
     "_config/fields": "foundation/test_config.py",
     "_config/profiles": "foundation/test_topic_profiles.py",

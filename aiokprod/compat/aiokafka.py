@@ -33,7 +33,7 @@ from aiokprod._compat.aiokafka_client import (
 from aiokprod._compat.aiokafka_errors import as_theirs
 from aiokprod._compat.aiokafka_settings import UNSET, translate
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
-from aiokprod._compat.future_results import FutureResults
+from aiokprod._compat.per_record import FutureResults
 from aiokprod._log_fields import log_fields
 from aiokprod.errors import (
     ConfigError,

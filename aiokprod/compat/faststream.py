@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from aiokprod._client.bulk_result import BulkResult
 from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
 from aiokprod._compat.aiokafka_errors import as_theirs
+from aiokprod._compat.per_record import encoded_headers, random_uuid
 from aiokprod.compat.aiokafka import (
     AIOKafkaProducer,
     RecordMetadata,
@@ -107,7 +107,6 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             )
         else:
             message, content_type = await self.codec.encode(cmd.body, self.serializer)
-        headers = {"content-type": content_type or "", **cmd.headers_to_publish()}
         producer: AIOKafkaProducer = self._producer.producer
         future = await producer.send(
             topic=cmd.destination,
@@ -115,7 +114,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             key=cmd.key,
             partition=cmd.partition,
             timestamp_ms=cmd.timestamp_ms,
-            headers=[(name, (value or "").encode()) for name, value in headers.items()],
+            headers=encoded_headers(content_type, cmd.headers_to_publish()),
         )
         return future if cmd.no_confirm else await future
 
@@ -262,15 +261,6 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
             raise
 
 
-def _random_uuid() -> str:
-    """As FastStream's `gen_cor_id`, a random UUID (RFC 9562, version 4), in half of its time."""
-    octets = bytearray(os.urandom(16))
-    octets[6] = octets[6] & 0x0F | 0x40
-    octets[8] = octets[8] & 0x3F | 0x80
-    digits = octets.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
 def use_aiokprod(broker: B, **settings: Any) -> B:
     """Let `broker` publish through aiokprod. Call it before the broker is started.
 
@@ -299,7 +289,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     config.producer = producer
     config.__class__ = AiokprodBrokerConfig
     if config.id_generator is gen_cor_id:
-        config.id_generator = _random_uuid
+        config.id_generator = random_uuid
     assert isinstance(config, AiokprodBrokerConfig)
     config.aiokprod_settings = settings
     return broker

@@ -17,7 +17,7 @@ import aiokprod
 from aiokprod._core.batch import RecordMetadata
 
 MODULES = [
-    "_arrow.c_data", "_arrow.table_appender", "_compat.future_results",
+    "_arrow.c_data", "_arrow.table_appender", "_compat.per_record",
     "_core.append", "_core.batch", "_core.bulk_append",
     "_core.bulk_tracker", "_core.callbacks", "_core.deadlines", "_core.hooks", "_core.memory",
     "_core.record_fields", "_core.serialization", "_core.slots", "_core.yielding",

@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Sets the future of a record to the metadata of aiokafka.
+"""What the compatible producers do once for each record: results of futures, headers, UUIDs."""
 
-It is compiled because it runs once for each record.
-"""
+from os import urandom
 
 cimport cython
+from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_DecodeASCII
 
 from aiokprod._core.batch cimport RecordMetadata
 
@@ -95,3 +95,50 @@ cdef class FutureResult:
     def deliver(self, RecordMetadata metadata, object error):
         """The record has its outcome: one of the arguments is None."""
         self.results.give(self.future, metadata, error)
+
+
+def encoded_headers(content_type, dict headers not None):
+    """The headers of a FastStream message as pairs of str and bytes.
+
+    Args:
+        content_type: value of the first header, "content-type", unless `headers` has it; None for
+            an empty one.
+        headers: str or None by name.
+    """
+    cdef list pairs = []
+    cdef object name, value
+    pairs.append(("content-type", _encoded(headers.get("content-type", content_type))))
+    for name, value in headers.items():
+        if name != "content-type":
+            pairs.append((name, _encoded(value)))
+    return pairs
+
+
+cdef object _encoded(object value):
+    if type(value) is str:
+        return PyUnicode_AsUTF8String(value)
+    return (value or "").encode()
+
+
+cdef const char* DIGITS = "0123456789abcdef"
+
+
+def random_uuid():
+    """A random UUID (RFC 9562, version 4) as text, like FastStream's `gen_cor_id`."""
+    cdef bytes octets = urandom(16)
+    cdef const unsigned char* octet = octets
+    cdef char[36] text
+    cdef int i, value, end = 0
+    for i in range(16):
+        value = octet[i]
+        if i == 6:
+            value = value & 0x0F | 0x40  # version
+        elif i == 8:
+            value = value & 0x3F | 0x80  # variant
+        if i in (4, 6, 8, 10):
+            text[end] = b"-"
+            end += 1
+        text[end] = DIGITS[value >> 4]
+        text[end + 1] = DIGITS[value & 15]
+        end += 2
+    return PyUnicode_DecodeASCII(text, 36, NULL)

@@ -1,0 +1,44 @@
+"""Headers and UUIDs of compatible producers; `FutureResults` is tested in test_aiokafka.py."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from aiokprod._compat.per_record import encoded_headers, random_uuid
+
+
+def test_uuids_are_random_and_of_version_4() -> None:
+    found = [random_uuid() for _ in range(2000)]
+    parsed = [uuid.UUID(text) for text in found]
+    assert [str(one) for one in parsed] == found
+    assert {(one.version, one.variant) for one in parsed} == {(4, uuid.RFC_4122)}
+    assert len(set(found)) == len(found)
+    # Each of the 122 random bits occurs with both values.
+    ones = zeros = 0
+    for one in parsed:
+        ones |= one.int
+        zeros |= ~one.int
+    fixed = 0xF000 << 64 | 0xC000 << 48
+    assert ones & zeros & ~fixed == (1 << 128) - 1 & ~fixed
+
+
+@pytest.mark.parametrize(
+    ("content_type", "headers", "expected"),
+    [
+        (None, {}, [("content-type", b"")]),
+        ("text/plain", {"a": "ü"}, [("content-type", b"text/plain"), ("a", "ü".encode())]),
+        ("x", {"a": None, "b": ""}, [("content-type", b"x"), ("a", b""), ("b", b"")]),
+        (None, {"a": "1", "content-type": "own"}, [("content-type", b"own"), ("a", b"1")]),
+    ],
+)
+def test_headers_are_encoded(
+    content_type: str | None, headers: dict[str, str | None], expected: list[tuple[str, bytes]]
+) -> None:
+    assert encoded_headers(content_type, headers) == expected
+
+
+def test_a_header_that_is_not_text_is_refused() -> None:
+    with pytest.raises(AttributeError, match="encode"):
+        encoded_headers(None, {"a": 7})
