@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from aiokprod._core.batch import RecordMetadata
@@ -30,4 +30,5 @@ class FutureResult:
 def encoded_headers(
     content_type: str | None, headers: dict[str, Any]
 ) -> list[tuple[str, bytes]]: ...
+def size_of_bytes(bodies: Iterable[object]) -> int: ...
 def random_uuid() -> str: ...

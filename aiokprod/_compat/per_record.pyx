@@ -4,6 +4,7 @@
 from os import urandom
 
 cimport cython
+from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_DecodeASCII
 
 from aiokprod._core.batch cimport RecordMetadata
@@ -118,6 +119,17 @@ cdef object _encoded(object value):
     if type(value) is str:
         return PyUnicode_AsUTF8String(value)
     return (value or "").encode()
+
+
+def size_of_bytes(bodies not None):
+    """The total length of bodies in bytes if all of them are of the type `bytes`, else -1."""
+    cdef Py_ssize_t total = 0
+    cdef object body
+    for body in bodies:
+        if type(body) is not bytes:
+            return -1
+        total += PyBytes_GET_SIZE(body)
+    return total
 
 
 cdef const char* DIGITS = "0123456789abcdef"

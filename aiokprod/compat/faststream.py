@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from aiokprod._client.bulk_result import BulkResult
 from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
 from aiokprod._compat.aiokafka_errors import as_theirs
-from aiokprod._compat.per_record import encoded_headers, random_uuid
+from aiokprod._compat.per_record import encoded_headers, random_uuid, size_of_bytes
 from aiokprod.compat.aiokafka import (
     AIOKafkaProducer,
     RecordMetadata,
@@ -129,7 +129,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             BatchBufferOverflowException: the broker has an explicit `max_batch_size`, and the
                 messages exceed it; nothing was sent.
         """
-        values, content_types = await self._encoded(cmd.batch_bodies)
+        values, content_types, size = await self._encoded(cmd.batch_bodies)
         producer: AIOKafkaProducer = self._producer.producer
         keys = _keys(cmd, len(values))
         typed = _headers_by_content_type(cmd, set(content_types or ()))
@@ -139,7 +139,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             else [typed[content_type] for content_type in content_types]
         )
         if self.limit is not None:
-            _check_size(self.limit, keys, values, headers, typed)
+            _check_size(self.limit, size, keys, values, headers, typed)
         sending = _send(
             producer.producer,
             cmd.destination,
@@ -151,18 +151,23 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         )
         return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
 
-    async def _encoded(self, bodies: Sequence[Any]) -> tuple[list[bytes], list[str | None] | None]:
-        """The bytes of each body, and their content types, None if no body has one."""
+    async def _encoded(
+        self, bodies: Sequence[Any]
+    ) -> tuple[list[bytes], list[str | None] | None, int]:
+        """The bytes of each body; their content types, None if no body has one; their total
+        length."""
         codec, serializer = self.codec, self.serializer
         if type(codec) is DefaultCodec:  # without a coroutine for each body
-            if set(map(type, bodies)) == {bytes}:
-                return list(bodies), None
+            size = size_of_bytes(bodies)
+            if size >= 0:
+                return list(bodies), None, size
             encoded = [encode_message(body, serializer) for body in bodies]
         elif isinstance(codec, BatchCodecProto):
             encoded = await codec.encode_batch(bodies, serializer)
         else:
             encoded = [await codec.encode(body, serializer) for body in bodies]
-        return [message for message, _ in encoded], [content_type for _, content_type in encoded]
+        values = [message for message, _ in encoded]
+        return values, [content_type for _, content_type in encoded], sum(map(len, values))
 
 
 def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None] | None:
@@ -187,6 +192,7 @@ def _headers_by_content_type(
 
 def _check_size(
     limit: int,
+    values_size: int,
     keys: list[bytes | None] | None,
     values: list[bytes],
     headers: list[Headers],
@@ -194,11 +200,13 @@ def _check_size(
 ) -> None:
     """Raise BatchBufferOverflowException if aiokafka's batch could not hold the records.
 
-    `typed` has every list of `headers`.
+    Args:
+        values_size: total length of `values` in bytes.
+        typed: has every list of `headers`.
     """
     # In one call for all first: most batches are far below the limit.
     fixed = max(record_size(None, None, one) for one in typed.values())
-    size = HEADER_SIZE + fixed * len(values) + sum(map(len, values))
+    size = HEADER_SIZE + fixed * len(values) + values_size
     if size + sum(map(len, filter(None, keys or ()))) <= limit:
         return
     if keys is None:

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from aiokprod._compat.per_record import encoded_headers, random_uuid
+from aiokprod._compat.per_record import encoded_headers, random_uuid, size_of_bytes
 
 
 def test_uuids_are_random_and_of_version_4() -> None:
@@ -42,3 +42,13 @@ def test_headers_are_encoded(
 def test_a_header_that_is_not_text_is_refused() -> None:
     with pytest.raises(AttributeError, match="encode"):
         encoded_headers(None, {"a": 7})
+
+
+def test_size_of_bodies_that_are_all_bytes() -> None:
+    class Own(bytes):
+        pass
+
+    assert size_of_bytes([b"abc", b"", b"de"]) == 5
+    assert size_of_bytes([]) == 0
+    for other in (bytearray(b"x"), "x", None, Own(b"x")):
+        assert size_of_bytes([b"abc", other]) == -1
