@@ -617,7 +617,8 @@ def install() -> None:
     late = sorted(
         name
         for name, module in list(sys.modules.items())
-        if name not in _PLACES and vars(module).get("AIOKafkaProducer") is original
+        if name not in _PLACES
+        and getattr(module, "__dict__", {}).get("AIOKafkaProducer") is original
     )
     if late:
         warnings.warn(

@@ -408,12 +408,12 @@ class AIOProducer:
         try:
             async with asyncio.timeout(_seconds(timeout)):
                 return await work
+        except KafkaError as error:  # first: KafkaTimeout is a TimeoutError too
+            raise as_theirs(error) from error.__cause__
         except TimeoutError:
             raise as_theirs(
                 KafkaTimeout(f"{call}: no response after {timeout} s", outcome=Outcome.NOT_SENT)
             ) from None
-        except KafkaError as error:
-            raise as_theirs(error) from error.__cause__
 
     # -- transactions ---------------------------------------------------------------------------
 

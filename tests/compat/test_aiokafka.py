@@ -568,6 +568,7 @@ def test_install_replaces_the_class_and_uninstall_restores_it() -> None:
     early = types.ModuleType("early_importer")
     early.AIOKafkaProducer = original  # type: ignore[attr-defined]
     sys.modules["early_importer"] = early
+    sys.modules["not_to_import"] = None  # type: ignore[assignment]
     try:
         with pytest.warns(RuntimeWarning, match="early_importer"):
             compat.install()
@@ -577,7 +578,7 @@ def test_install_replaces_the_class_and_uninstall_restores_it() -> None:
         assert aiokafka.producer.AIOKafkaProducer is AIOKafkaProducer
     finally:
         compat.uninstall()
-        del sys.modules["early_importer"]
+        del sys.modules["early_importer"], sys.modules["not_to_import"]
     assert aiokafka.AIOKafkaProducer is original
     assert aiokafka.producer.AIOKafkaProducer is original
 

@@ -217,6 +217,34 @@ async def test_transactions() -> None:
 
 
 @in_virtual_time
+async def test_a_timeout_of_a_commit_keeps_its_outcome() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    async with make(cluster, {"transactional.id": "tx"}) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await (await producer.produce("t", b"v"))
+        for broker in (1, 2, 3):
+            cluster.pause(broker)
+        with pytest.raises(confluent_kafka.KafkaException, match="commit_transaction") as raised:
+            await producer.commit_transaction(0.5)
+        error: Any = raised.value
+        assert error.outcome is Outcome.UNKNOWN
+        assert error.args[0].code() == confluent_kafka.KafkaError._TIMED_OUT
+        for broker in (1, 2, 3):
+            cluster.resume(broker)
+        await producer.commit_transaction()
+    assert cluster.committed_values("t", 0) == [b"v"]
+
+
+@in_virtual_time
+async def test_list_topics_says_that_a_topic_does_not_exist() -> None:
+    async with make(FakeCluster(auto_create=False), {"max.block.ms": 500}) as producer:
+        with pytest.raises(confluent_kafka.KafkaException, match="topic 'absent'") as raised:
+            await producer.list_topics("absent")
+    assert raised.value.args[0].code() == confluent_kafka.KafkaError._UNKNOWN_TOPIC
+
+
+@in_virtual_time
 async def test_offsets_are_committed_with_the_transaction() -> None:
     cluster = FakeCluster(default_partitions=1)
     async with make(cluster, {"transactional.id": "tx"}) as producer:
