@@ -12,15 +12,13 @@ from aiokprod.observer import Observer
 class BootstrapWatch(Observer):
     """Keeps the newest metadata.
 
-    Args:
-        servers: number of bootstrap servers.
-
     Attributes:
+        servers: number of bootstrap servers.
         snapshot: the newest metadata; without topics and brokers before the first response.
     """
 
-    def __init__(self, servers: int) -> None:
-        self._servers = servers
+    def __init__(self) -> None:
+        self.servers = 1
         self._failed: dict[int, KafkaError] = {}
         self._changed: asyncio.Event | None = None
         self._has_metadata = False
@@ -65,7 +63,7 @@ class BootstrapWatch(Observer):
         try:
             async with asyncio.timeout(timeout):
                 while not self._has_metadata:
-                    if len(self._failed) >= self._servers:
+                    if len(self._failed) >= self.servers:
                         return next(reversed(self._failed.values()))
                     await self._changed.wait()
                     self._changed.clear()

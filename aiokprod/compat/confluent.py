@@ -15,6 +15,7 @@ docs/migration/confluent-kafka.md lists what is the same, what differs, and ever
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,9 +218,11 @@ class AIOProducer:
                 settings.pop("sasl_username"), settings.pop("sasl_password")
             )
         config = ProducerConfig.from_mapping(settings)
-        self._watch = BootstrapWatch(len(config.bootstrap_servers))
+        self._watch = BootstrapWatch()
         self._transactional = config.transactional_id is not None
         self._pending = 0
+        self._unpolled = 0  # outcomes since the last `poll` or `flush`
+        self._outcome = asyncio.Event()
         self.producer: Producer[bytes, bytes] = Producer(
             config,
             partitioner=translated.partitioner,
@@ -298,6 +301,8 @@ class AIOProducer:
 
         def settle(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
             self._pending -= 1
+            self._unpolled += 1
+            self._outcome.set()
             reason = None if error is None else their_error(error)
             message = ProducedMessage(
                 topic, key_bytes, value_bytes, pairs, metadata, reason, loop.time() - started
@@ -346,12 +351,28 @@ class AIOProducer:
             return self._pending
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
+        self._unpolled = 0
         return self._pending
 
     async def poll(self, timeout: float = 0) -> int:
-        """Return 0: callbacks are called by the event loop and need no polling."""
-        await asyncio.sleep(0)
-        return 0
+        """Wait until a record has its outcome. The event loop calls callbacks without it.
+
+        Args:
+            timeout: seconds; negative waits without a limit while records have no outcome.
+
+        Returns:
+            The number of outcomes since the last call of `poll` or `flush`.
+        """
+        limit = _seconds(timeout)
+        if limit == 0 or self._unpolled or (limit is None and not self._pending):
+            await asyncio.sleep(0)
+        else:
+            self._outcome.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await self._outcome.wait()
+        polled, self._unpolled = self._unpolled, 0
+        return polled
 
     async def purge(
         self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True

@@ -21,7 +21,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from aiokprod._client.bulk_result import BulkProgress, BulkResult
-from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
+from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size, whole_ms
 from aiokprod._compat.aiokafka_errors import as_theirs
 from aiokprod._log_fields import log_fields
 from aiokprod.compat.aiokafka import (
@@ -205,7 +205,9 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             keys=keys,
             headers=headers,
             partition=cmd.partition,
-            timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * len(values),
+            timestamps_ms=(
+                None if cmd.timestamp_ms is None else [whole_ms(cmd.timestamp_ms)] * len(values)
+            ),
             progress=progress,
         )
         if progress is None:

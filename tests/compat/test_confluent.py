@@ -147,6 +147,33 @@ async def test_flush_counts_what_is_left_and_len_what_is_pending() -> None:
 
 
 @in_virtual_time
+async def test_poll_waits_for_an_outcome() -> None:
+    """A task that polls in a loop, as for confluent-kafka, must not occupy the event loop."""
+    cluster = FakeCluster(default_partitions=1)
+    loop = asyncio.get_running_loop()
+    async with make(cluster) as producer:
+        await (await producer.produce("t", b"0"))
+        assert await producer.poll(5) == 1  # of the past
+        began = loop.time()
+        assert await producer.poll(2) == 0
+        assert loop.time() - began == pytest.approx(2)
+        assert await producer.poll(-1) == 0  # there is nothing to wait for
+        assert loop.time() - began == pytest.approx(2)
+        for broker in (1, 2, 3):
+            cluster.pause(broker)
+        polling = asyncio.create_task(producer.poll(-1))
+        futures = [await producer.produce("t", b"v") for _ in range(3)]
+        waiting = asyncio.create_task(producer.poll(-1))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        for broker in (1, 2, 3):
+            cluster.resume(broker)
+        await asyncio.gather(*futures)
+        assert await polling + await waiting + await producer.poll() == 3
+        assert await producer.poll() == 0
+
+
+@in_virtual_time
 async def test_an_idle_producer_is_true_although_its_length_is_0() -> None:
     async with make(FakeCluster()) as producer:
         assert len(producer) == 0
