@@ -178,6 +178,11 @@ def _headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
     return made
 
 
+def _refused(text: str) -> KafkaError:
+    """A `ConfigError` that is a `KafkaException` too, as every error of the calls."""
+    return as_theirs(ConfigError(text))
+
+
 def _seconds(timeout: float | None) -> float | None:
     """None for a negative timeout, which is without a limit in confluent-kafka."""
     return None if timeout is None or timeout < 0 else timeout
@@ -382,7 +387,7 @@ class AIOProducer:
         Raises:
             ConfigError: always. ``producer.close(0)`` fails all pending records at once.
         """
-        raise ConfigError(
+        raise _refused(
             "purge() is not supported: records cannot be removed while the producer stays open; "
             "producer.close(0) of aiokprod fails all pending records at once"
         )
@@ -401,7 +406,7 @@ class AIOProducer:
             KafkaException: as `aiokprod.Producer.partitions_for`.
         """
         if topic is None:
-            raise ConfigError(
+            raise _refused(
                 "list_topics() without a topic is not supported: use an admin client, or "
                 "list_topics(topic)"
             )
@@ -446,7 +451,7 @@ class AIOProducer:
             KafkaException: as `aiokprod.Producer.start`.
         """
         if not self._transactional:
-            raise ConfigError("init_transactions() needs the setting transactional.id")
+            raise _refused("init_transactions() needs the setting transactional.id")
         await self._within("init_transactions", self.producer.start(), timeout)
 
     async def begin_transaction(self) -> None:
@@ -490,7 +495,7 @@ class AIOProducer:
             ConfigError: the producer has no sasl.username and sasl.password.
         """
         if self._credentials is None:
-            raise ConfigError(
+            raise _refused(
                 "set_sasl_credentials() replaces sasl.username and sasl.password, which this "
                 "producer does not have"
             )

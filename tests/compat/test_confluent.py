@@ -345,8 +345,9 @@ async def test_credentials_can_be_replaced_only_where_there_are_some() -> None:
 @in_virtual_time
 async def test_init_transactions_needs_a_transactional_id() -> None:
     async with make(FakeCluster()) as producer:
-        with pytest.raises(ConfigError, match=r"transactional\.id"):
+        with pytest.raises(ConfigError, match=r"transactional\.id") as raised:
             await producer.init_transactions()
+        assert isinstance(raised.value, confluent_kafka.KafkaException)
 
 
 @in_virtual_time
