@@ -22,7 +22,13 @@ class BootstrapWatch(Observer):
         self._failed: dict[int, KafkaError] = {}
         self._changed: asyncio.Event | None = None
         self._has_metadata = False
+        self._given_up = False
         self.snapshot = ClusterSnapshot()
+
+    def give_up(self) -> None:
+        """End the wait: the producer is stopped."""
+        self._given_up = True
+        self._notify()
 
     def reset(self) -> None:
         """Forget the metadata and the failures, for a new producer."""
@@ -48,7 +54,8 @@ class BootstrapWatch(Observer):
             self._changed.set()
 
     async def wait(self, timeout: float) -> KafkaError | None:
-        """Wait until there is metadata (None), or every bootstrap server has failed once.
+        """Wait until there is metadata or `give_up` was called (None), or every bootstrap server
+        has failed once. One call at a time.
 
         Args:
             timeout: seconds.
@@ -62,7 +69,7 @@ class BootstrapWatch(Observer):
         self._changed = asyncio.Event()
         try:
             async with asyncio.timeout(timeout):
-                while not self._has_metadata:
+                while not self._has_metadata and not self._given_up:
                     if len(self._failed) >= self.servers:
                         return next(reversed(self._failed.values()))
                     await self._changed.wait()

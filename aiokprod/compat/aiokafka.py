@@ -220,6 +220,8 @@ class AIOKafkaProducer:
             **translated.settings,
         )
         self._start_failed = False
+        self._started = False
+        self._start_lock = asyncio.Lock()
         self.producer: Producer[bytes, bytes] = self._create()
         # The same address twice is one connection.
         self._watch.servers = len(set(self.producer._config.bootstrap_addresses()))
@@ -264,17 +266,23 @@ class AIOKafkaProducer:
         """Connect to the cluster and fetch its metadata; with a transactional_id, get the producer
         id too.
 
-        A start that failed may be repeated, with a new `producer`; plug-ins and interceptors are
-        closed and configured again.
+        Idempotent: concurrent calls wait for the first one. A start that failed may be repeated,
+        with a new `producer`; plug-ins and interceptors are closed and configured again.
 
         Raises:
             KafkaConnectionError: no bootstrap server can be resolved or reached.
-            ProducerClosed: `stop` was called before.
+            ProducerClosed: `stop` was called.
             Others: as `aiokprod.Producer.start`.
 
-        Cancellation closes the connections.
+        Cancellation closes the connections, unless the producer was started before.
         """
-        self._check_open()
+        async with self._start_lock:
+            self._check_open()
+            if not self._started:
+                await self._start()
+                self._started = True
+
+    async def _start(self) -> None:
         if self._start_failed:
             self._watch.reset()
             self.producer = self._create(client_id=self.client._client_id)
@@ -296,6 +304,7 @@ class AIOKafkaProducer:
             finally:
                 refresh.cancel()
                 await asyncio.wait([refresh])
+            self._check_open()
             if failed is not None:
                 servers = self.client.hosts
                 raise DialError(
@@ -316,6 +325,7 @@ class AIOKafkaProducer:
         if self._closed:
             return
         self._closed = True
+        self._watch.give_up()
         await self.producer.close()
 
     async def __aenter__(self) -> Self:

@@ -204,6 +204,67 @@ async def test_a_cancelled_start_closes_its_connections_and_can_be_repeated() ->
 
 
 @in_virtual_time
+async def test_concurrent_starts_are_one_start() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    producer = make(cluster)
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*(producer.start() for _ in range(3)))
+    await producer.start()
+    assert asyncio.get_running_loop().time() - began < 2
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_a_start_after_a_concurrent_one_that_failed_repeats_it() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    first, second = (asyncio.create_task(producer.start()) for _ in range(2))
+    await asyncio.sleep(1)
+    first.cancel()
+    for broker in (1, 2, 3):
+        cluster.resume(broker)
+    await second
+    assert first.cancelled()
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_a_second_start_that_is_cancelled_leaves_the_producer_running() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    producer = make(cluster)
+    await producer.start()
+    future = await producer.send("t", b"v")
+    again = asyncio.create_task(producer.start())
+    await asyncio.sleep(0)
+    again.cancel()
+    await asyncio.wait({again})
+    assert (await future).offset == 0
+    assert (await producer.send_and_wait("t", b"w")).offset == 1
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_stop_ends_a_start_in_progress() -> None:
+    cluster = FakeCluster()
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    starting = asyncio.create_task(producer.start())
+    await asyncio.sleep(1)
+    began = asyncio.get_running_loop().time()
+    await producer.stop()
+    with pytest.raises(theirs.ProducerClosed):
+        await starting
+    assert asyncio.get_running_loop().time() - began < 2
+    for broker in (1, 2, 3):
+        cluster.resume(broker)
+
+
+@in_virtual_time
 async def test_send_starts_a_producer_that_is_not_started() -> None:
     cluster = FakeCluster(default_partitions=1)
     producer = make(cluster)
