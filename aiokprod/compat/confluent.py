@@ -25,6 +25,7 @@ from typing import Any, Final, Self, TypeVar
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
 from aiokprod._compat.confluent_errors import as_theirs, their_error
 from aiokprod._compat.librdkafka_settings import translate
+from aiokprod._core.callbacks import is_plain_callable
 from aiokprod._log_fields import log_fields
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.config import ProducerConfig
@@ -292,7 +293,8 @@ class AIOProducer:
             the record may be in the log. Cancelling it does not stop the record.
 
         Raises:
-            TypeError: a key, value or header has another type; nothing was sent.
+            TypeError: a key, value or header has another type, or `on_delivery` is a coroutine
+                function; nothing was sent.
             KafkaException (an `aiokprod.KafkaError`): as `aiokprod.Producer.submit`. Instead of a
                 BufferError the call waits for memory, up to max_block_ms.
 
@@ -300,6 +302,11 @@ class AIOProducer:
         """
         key_bytes, value_bytes = _bytes("key", key), _bytes("value", value)
         pairs = _headers(headers)
+        if on_delivery is not None and not is_plain_callable(on_delivery):
+            raise TypeError(
+                "on_delivery must be a plain callable that takes (error, message), not "
+                f"{on_delivery!r}"
+            )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ProducedMessage] = loop.create_future()
         started = loop.time()

@@ -89,6 +89,8 @@ async def test_report_2320_headers_and_timestamps_reach_the_log(headers: Any) ->
         ({"headers": ["a"]}, "headers must be a dict"),
         ({"value": 7}, "value must be bytes"),
         ({"key": []}, "key must be bytes"),
+        ({"on_delivery": 7}, "on_delivery must be a plain callable"),
+        ({"on_delivery": asyncio.sleep}, "on_delivery must be a plain callable"),
     ],
 )
 @in_virtual_time
