@@ -52,6 +52,7 @@ class BulkSender:
         interrupted: why the remaining records were not read; None if all were.
         is_running: the call has not ended.
         raised: it has ended with an exception.
+        on_read: called once all records have been appended or refused.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class BulkSender:
         self.interrupted: KafkaError | None = None
         self.is_running = True
         self.raised = False
+        self.on_read: Callable[[], object] | None = None
         self._is_read = False  # all records were appended or refused
         self._wrong_types = 0  # number of records with a wrong type
         self._no_room_since = -1  # number of appended records when a wait for memory timed out
@@ -378,6 +380,8 @@ class BulkSender:
 
     async def _finish(self) -> BulkResult:
         self._is_read = True
+        if self.on_read is not None:
+            self.on_read()
         await self.wait_settled()
         self.tell_refused()
         if self.refused and self._wrong_types == self.position and self.interrupted is None:

@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiokprod._client.validation import checked_headers
 from aiokprod.errors import KafkaError, SerializationError
-from aiokprod.records import Header, RecordMetadata
+from aiokprod.records import Header, RecordMetadata, validate_timestamp_ms
 
 HEADER_SIZE: Final = 61
 """Bytes of a record batch before its records (message format v2)."""
 
 Serialize = Callable[[Any, Any], tuple[Any, Any]]
 Settle = Callable[["asyncio.Future[Any]", RecordMetadata | None, KafkaError | None], None]
+
+
+def whole_ms(timestamp: Any) -> Any:
+    """A timestamp without fractions of a millisecond: aiokafka accepts ``time.time() * 1000``."""
+    return int(timestamp) if isinstance(timestamp, float) else timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,12 @@ class BatchBuilder:
         self._closed = False
 
     def append(
-        self, *, timestamp: int | None, key: Any, value: Any, headers: Sequence[Header] | None = ()
+        self,
+        *,
+        timestamp: float | None,
+        key: Any,
+        value: Any,
+        headers: Sequence[Header] | None = (),
     ) -> BatchRecordMetadata | None:
         """Add a record.
 
@@ -76,7 +87,8 @@ class BatchBuilder:
         Returns:
             None if the batch is closed or the record does not fit, which closes it.
 
-        Raises: the exceptions of the serializers; TypeError if a key or value is not bytes.
+        Raises: the exceptions of the serializers; TypeError if a key or value is not bytes;
+            ConfigError if the timestamp or a header is invalid. The record is not in the batch.
         """
         if self._closed:
             return None
@@ -86,12 +98,12 @@ class BatchBuilder:
                 raise type("SerializationError", (SerializationError, TypeError), {})(
                     f"{name} is {type(data).__name__}: pass bytes or set {name}_serializer"
                 )
-        kept = tuple(headers or ())
+        kept = tuple(checked_headers(headers))
+        when = self._unix_ms() if timestamp is None else validate_timestamp_ms(whole_ms(timestamp))
         size = record_size(key_bytes, value_bytes, kept)
         if self._records and self._size + size > self._limit:
             self.close()
             return None
-        when = self._unix_ms() if timestamp is None else timestamp
         metadata = BatchRecordMetadata(len(self._records), size, when)
         # Copies: the application may change its buffers before the batch is sent.
         self._records.append(

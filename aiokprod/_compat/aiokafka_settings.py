@@ -238,8 +238,9 @@ def _security(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
         return  # as aiokafka, which ignores them then
     mechanism = "PLAIN" if sasl["sasl_mechanism"] is UNSET else sasl["sasl_mechanism"]
     settings["sasl_mechanism"] = mechanism
-    if mechanism == "PLAIN" and protocol == "SASL_PLAINTEXT":
-        settings["sasl_allow_cleartext"] = True  # as aiokafka, which only logs a warning
+    if mechanism in ("PLAIN", "OAUTHBEARER") and protocol == "SASL_PLAINTEXT":
+        # As aiokafka, which only logs a warning.
+        settings["sasl_allow_cleartext"] = chosen.pop("sasl_allow_cleartext", True)
     for name, ours in _SASL.items():
         if ours and sasl[name] is not UNSET and sasl[name] is not None:
             settings[ours] = sasl[name]

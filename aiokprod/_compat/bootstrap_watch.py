@@ -12,19 +12,23 @@ from aiokprod.observer import Observer
 class BootstrapWatch(Observer):
     """Keeps the newest metadata.
 
-    Args:
-        servers: number of bootstrap servers.
-
     Attributes:
+        servers: number of bootstrap servers.
         snapshot: the newest metadata; without topics and brokers before the first response.
     """
 
-    def __init__(self, servers: int) -> None:
-        self._servers = servers
+    def __init__(self) -> None:
+        self.servers = 1
         self._failed: dict[int, KafkaError] = {}
         self._changed: asyncio.Event | None = None
         self._has_metadata = False
+        self._given_up = False
         self.snapshot = ClusterSnapshot()
+
+    def give_up(self) -> None:
+        """End the wait: the producer is stopped."""
+        self._given_up = True
+        self._notify()
 
     def reset(self) -> None:
         """Forget the metadata and the failures, for a new producer."""
@@ -50,7 +54,8 @@ class BootstrapWatch(Observer):
             self._changed.set()
 
     async def wait(self, timeout: float) -> KafkaError | None:
-        """Wait until there is metadata (None), or every bootstrap server has failed once.
+        """Wait until there is metadata or `give_up` was called (None), or every bootstrap server
+        has failed once. One call at a time.
 
         Args:
             timeout: seconds.
@@ -64,8 +69,8 @@ class BootstrapWatch(Observer):
         self._changed = asyncio.Event()
         try:
             async with asyncio.timeout(timeout):
-                while not self._has_metadata:
-                    if len(self._failed) >= self._servers:
+                while not self._has_metadata and not self._given_up:
+                    if len(self._failed) >= self.servers:
                         return next(reversed(self._failed.values()))
                     await self._changed.wait()
                     self._changed.clear()

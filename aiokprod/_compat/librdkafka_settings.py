@@ -8,6 +8,7 @@ docs/migration/confluent-kafka.md use it. The fields for settings with another n
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -64,6 +65,22 @@ def _delivery_timeout(name: str, value: Any) -> int:
     return _number(name, value) or 2**31 - 1
 
 
+def _linger(name: str, value: Any) -> int:
+    """A fraction of a millisecond, which librdkafka accepts, is rounded up."""
+    try:
+        if not isinstance(value, bool):
+            return math.ceil(float(value))
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigError(f"{name}={value!r}: must be a number of milliseconds")
+
+
+def _refresh_interval(name: str, value: Any) -> int:
+    """-1 is never in librdkafka."""
+    number = _number(name, value)
+    return 2**31 - 1 if number == -1 else number
+
+
 def _system_default(name: str, value: Any) -> int:
     """0 is the system's size of a socket buffer in librdkafka, -1 is it here."""
     return _number(name, value) or -1
@@ -77,8 +94,8 @@ def _host_check(_name: str, value: Any) -> Any:
     return "" if value == "none" else value
 
 
-def _same(note: str = "") -> Key:
-    return Key(Support.SAME, note=note)
+def _same(note: str = "", convert: Callable[[str, Any], Any] | None = None) -> Key:
+    return Key(Support.SAME, note=note, convert=convert)
 
 
 def _translated(note: str = "", convert: Callable[[str, Any], Any] | None = None) -> Key:
@@ -135,7 +152,9 @@ _ROWS: Final[dict[str, Key]] = {
     "max.in.flight": _translated(),
     "metadata.recovery.strategy": _same(),
     "metadata.recovery.rebootstrap.trigger.ms": _same(),
-    "topic.metadata.refresh.interval.ms": _translated(),
+    "topic.metadata.refresh.interval.ms": _translated(
+        "-1 (never) becomes 2147483647", _refresh_interval
+    ),
     "metadata.max.age.ms": _same(),
     "topic.metadata.refresh.fast.interval.ms": _no_effect(_METADATA),
     "topic.metadata.refresh.fast.cnt": _no_effect(_METADATA),
@@ -162,11 +181,13 @@ _ROWS: Final[dict[str, Key]] = {
     "message.send.max.retries": _translated(),
     "retry.backoff.ms": _same(),
     "retry.backoff.max.ms": _same(),
-    "request.timeout.ms": _same(),
+    "request.timeout.ms": _same("at most delivery.timeout.ms without linger.ms"),
     "delivery.timeout.ms": _translated("0 (no limit) becomes 2147483647", _delivery_timeout),
     "message.timeout.ms": _translated("0 (no limit) becomes 2147483647", _delivery_timeout),
-    "linger.ms": _same("adaptive: an idle leader gets a batch at once"),
-    "queue.buffering.max.ms": _translated(),
+    "linger.ms": _same(
+        "adaptive: an idle leader gets a batch at once; fractions are rounded up", _linger
+    ),
+    "queue.buffering.max.ms": _translated("fractions are rounded up", _linger),
     "queue.buffering.max.kbytes": _translated("in bytes", _bytes_of_kbytes),
     "queue.buffering.max.messages": _no_effect("memory is limited by bytes: buffer_memory"),
     "queue.buffering.backpressure.threshold": _no_effect("elastic_batch_size has this purpose"),
@@ -353,6 +374,7 @@ def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
     partitioner = _partitioner(special.pop("partitioner", _PARTITIONERS[0]), settings)
     _oidc(special, settings)
     _cleartext(settings)
+    _request_timeout(settings)
     return LibrdkafkaSettings(settings, partitioner, tuple(without_effect))
 
 
@@ -382,6 +404,18 @@ def _partitioner(name: Any, settings: dict[str, Any]) -> AnyPartitioner | None:
         f"partitioner={name!r} is not supported: choose {', '.join(_PARTITIONERS)}, or pass a "
         "callable to Producer as partitioner=..."
     )
+
+
+def _request_timeout(settings: dict[str, Any]) -> None:
+    """librdkafka shortens the timeout of a request to what is left of message.timeout.ms."""
+    delivery = settings.get("delivery_timeout_ms")
+    if delivery is None:
+        return
+    request = _number("request.timeout.ms", settings.get("request_timeout_ms", 30_000))
+    linger = _linger("linger.ms", settings.get("linger_ms", 5))
+    left = _number("message.timeout.ms", delivery) - linger
+    if 0 < left < request:
+        settings["request_timeout_ms"] = left
 
 
 def _oidc(special: dict[str, Any], settings: dict[str, Any]) -> None:

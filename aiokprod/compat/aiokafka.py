@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from aiokprod._compat.aiokafka_batch import BatchBuilder, BatchOutcome
+from aiokprod._compat.aiokafka_batch import BatchBuilder, BatchOutcome, whole_ms
 from aiokprod._compat.aiokafka_client import (
     ClientView,
     ClusterMetadataView,
@@ -202,7 +202,7 @@ class AIOKafkaProducer:
         given.clear()
         self._key_serializer = key_serializer
         self._value_serializer = value_serializer
-        self._watch = BootstrapWatch(len(translated.settings["bootstrap_servers"]))
+        self._watch = BootstrapWatch()
         self._batch_size = translated.batch_size
         self._results = FutureResults(
             RecordMetadata, TopicPartition, as_theirs, translated.settings.get("acks") == 0
@@ -220,7 +220,11 @@ class AIOKafkaProducer:
             **translated.settings,
         )
         self._start_failed = False
+        self._started = False
+        self._start_lock = asyncio.Lock()
         self.producer: Producer[bytes, bytes] = self._create()
+        # The same address twice is one connection.
+        self._watch.servers = len(set(self.producer._config.bootstrap_addresses()))
         environment = self.producer._environment
         self._unix_ms = environment.unix_ms
         self._partitioner = KeyPartitioner(partitioner or murmur2_or_random(environment.rng))
@@ -262,17 +266,23 @@ class AIOKafkaProducer:
         """Connect to the cluster and fetch its metadata; with a transactional_id, get the producer
         id too.
 
-        A start that failed may be repeated, with a new `producer`; plug-ins and interceptors are
-        closed and configured again.
+        Idempotent: concurrent calls wait for the first one. A start that failed may be repeated,
+        with a new `producer`; plug-ins and interceptors are closed and configured again.
 
         Raises:
-            KafkaConnectionError: no bootstrap server can be reached.
-            ProducerClosed: `stop` was called before.
+            KafkaConnectionError: no bootstrap server can be resolved or reached.
+            ProducerClosed: `stop` was called.
             Others: as `aiokprod.Producer.start`.
 
-        Cancellation closes the connections.
+        Cancellation closes the connections, unless the producer was started before.
         """
-        self._check_open()
+        async with self._start_lock:
+            self._check_open()
+            if not self._started:
+                await self._start()
+                self._started = True
+
+    async def _start(self) -> None:
         if self._start_failed:
             self._watch.reset()
             self.producer = self._create(client_id=self.client._client_id)
@@ -280,7 +290,12 @@ class AIOKafkaProducer:
             self._start_failed = False
         self._loop = asyncio.get_running_loop()
         try:
-            await self.producer.start()
+            try:
+                await self.producer.start()
+            except ConfigError as unresolved:
+                raise DialError(
+                    f"Unable to bootstrap from {self.client.hosts!r}: {unresolved.message}"
+                ) from unresolved
             refresh = asyncio.ensure_future(self.producer.refresh_metadata())
             try:
                 failed = await self._watch.wait(self._timeout)
@@ -289,6 +304,7 @@ class AIOKafkaProducer:
             finally:
                 refresh.cancel()
                 await asyncio.wait([refresh])
+            self._check_open()
             if failed is not None:
                 servers = self.client.hosts
                 raise DialError(
@@ -309,6 +325,7 @@ class AIOKafkaProducer:
         if self._closed:
             return
         self._closed = True
+        self._watch.give_up()
         await self.producer.close()
 
     async def __aenter__(self) -> Self:
@@ -335,7 +352,7 @@ class AIOKafkaProducer:
         value: Any = None,
         key: Any = None,
         partition: int | None = None,
-        timestamp_ms: int | None = None,
+        timestamp_ms: float | None = None,
         headers: Sequence[Header] | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Append one record and return the future of its outcome.
@@ -343,7 +360,7 @@ class AIOKafkaProducer:
         Args:
             value, key: not both None; passed to the serializers, without which they must be bytes.
             partition: None lets the partitioner choose.
-            timestamp_ms: Unix time in ms; None for now.
+            timestamp_ms: Unix time in ms, without its fraction; None for now.
             headers: pairs of str and bytes.
 
         Returns:
@@ -374,7 +391,7 @@ class AIOKafkaProducer:
                 value,
                 key=key,
                 partition=partition,
-                timestamp_ms=timestamp_ms,
+                timestamp_ms=None if timestamp_ms is None else whole_ms(timestamp_ms),
                 headers=headers,
                 on_delivery=self._results.of(future),
             )
@@ -388,7 +405,7 @@ class AIOKafkaProducer:
         value: Any = None,
         key: Any = None,
         partition: int | None = None,
-        timestamp_ms: int | None = None,
+        timestamp_ms: float | None = None,
         headers: Sequence[Header] | None = None,
     ) -> RecordMetadata:
         """As `send`, and wait for the outcome.
@@ -404,9 +421,12 @@ class AIOKafkaProducer:
         return BatchBuilder(self._batch_size, self._serialize, self._unix_ms)
 
     async def send_batch(
-        self, batch: BatchBuilder, topic: str, *, partition: int
+        self, batch: BatchBuilder, topic: str, *, partition: int | None
     ) -> asyncio.Future[RecordMetadata]:
         """Append the records of a batch to a partition, which closes the batch.
+
+        Args:
+            partition: None lets the partitioner choose one for all records, without a key.
 
         Returns:
             A future: `RecordMetadata` of the batch's first record. It fails with the error of the
@@ -422,6 +442,9 @@ class AIOKafkaProducer:
         if not records:
             future.set_result(None)
             return future
+        if partition is None:
+            await self.partitions_for(topic)
+            partition = self._partition(topic, None, None, None, None, None)
         outcome = BatchOutcome(future, len(records), self._results.settle)
         for number, record in enumerate(records):
             try:
@@ -543,6 +566,10 @@ class AIOKafkaProducer:
             raise as_theirs(TransactionError("Not in the middle of a transaction"))
         if not group_id or not isinstance(group_id, str):
             raise ConfigError(f"group_id must be the name of a consumer group, not {group_id!r}")
+        if not isinstance(offsets, Mapping):
+            raise ConfigError(
+                f"offsets must be a dict by TopicPartition, not {type(offsets).__name__}"
+            )
         checked = {
             place: OffsetAndMetadata(*offset) if isinstance(offset, tuple) else offset
             for place, offset in offsets.items()
@@ -617,7 +644,8 @@ def install() -> None:
     late = sorted(
         name
         for name, module in list(sys.modules.items())
-        if name not in _PLACES and vars(module).get("AIOKafkaProducer") is original
+        if name not in _PLACES
+        and getattr(module, "__dict__", {}).get("AIOKafkaProducer") is original
     )
     if late:
         warnings.warn(

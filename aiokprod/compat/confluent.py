@@ -15,6 +15,7 @@ docs/migration/confluent-kafka.md lists what is the same, what differs, and ever
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any, Final, Self, TypeVar
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
 from aiokprod._compat.confluent_errors import as_theirs, their_error
 from aiokprod._compat.librdkafka_settings import translate
+from aiokprod._core.callbacks import is_plain_callable
 from aiokprod._log_fields import log_fields
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.config import ProducerConfig
@@ -177,6 +179,11 @@ def _headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
     return made
 
 
+def _refused(text: str) -> KafkaError:
+    """A `ConfigError` that is a `KafkaException` too, as every error of the calls."""
+    return as_theirs(ConfigError(text))
+
+
 def _seconds(timeout: float | None) -> float | None:
     """None for a negative timeout, which is without a limit in confluent-kafka."""
     return None if timeout is None or timeout < 0 else timeout
@@ -217,9 +224,11 @@ class AIOProducer:
                 settings.pop("sasl_username"), settings.pop("sasl_password")
             )
         config = ProducerConfig.from_mapping(settings)
-        self._watch = BootstrapWatch(len(config.bootstrap_servers))
+        self._watch = BootstrapWatch()
         self._transactional = config.transactional_id is not None
         self._pending = 0
+        self._unpolled = 0  # outcomes since the last `poll` or `flush`
+        self._outcome = asyncio.Event()
         self.producer: Producer[bytes, bytes] = Producer(
             config,
             partitioner=translated.partitioner,
@@ -284,7 +293,8 @@ class AIOProducer:
             the record may be in the log. Cancelling it does not stop the record.
 
         Raises:
-            TypeError: a key, value or header has another type; nothing was sent.
+            TypeError: a key, value or header has another type, or `on_delivery` is a coroutine
+                function; nothing was sent.
             KafkaException (an `aiokprod.KafkaError`): as `aiokprod.Producer.submit`. Instead of a
                 BufferError the call waits for memory, up to max_block_ms.
 
@@ -292,12 +302,19 @@ class AIOProducer:
         """
         key_bytes, value_bytes = _bytes("key", key), _bytes("value", value)
         pairs = _headers(headers)
+        if on_delivery is not None and not is_plain_callable(on_delivery):
+            raise TypeError(
+                "on_delivery must be a plain callable that takes (error, message), not "
+                f"{on_delivery!r}"
+            )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ProducedMessage] = loop.create_future()
         started = loop.time()
 
         def settle(metadata: RecordMetadata | None, error: KafkaError | None) -> None:
             self._pending -= 1
+            self._unpolled += 1
+            self._outcome.set()
             reason = None if error is None else their_error(error)
             message = ProducedMessage(
                 topic, key_bytes, value_bytes, pairs, metadata, reason, loop.time() - started
@@ -346,12 +363,28 @@ class AIOProducer:
             return self._pending
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
+        self._unpolled = 0
         return self._pending
 
     async def poll(self, timeout: float = 0) -> int:
-        """Return 0: callbacks are called by the event loop and need no polling."""
-        await asyncio.sleep(0)
-        return 0
+        """Wait until a record has its outcome. The event loop calls callbacks without it.
+
+        Args:
+            timeout: seconds; negative waits without a limit while records have no outcome.
+
+        Returns:
+            The number of outcomes since the last call of `poll` or `flush`.
+        """
+        limit = _seconds(timeout)
+        if limit == 0 or self._unpolled or (limit is None and not self._pending):
+            await asyncio.sleep(0)
+        else:
+            self._outcome.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await self._outcome.wait()
+        polled, self._unpolled = self._unpolled, 0
+        return polled
 
     async def purge(
         self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True
@@ -361,7 +394,7 @@ class AIOProducer:
         Raises:
             ConfigError: always. ``producer.close(0)`` fails all pending records at once.
         """
-        raise ConfigError(
+        raise _refused(
             "purge() is not supported: records cannot be removed while the producer stays open; "
             "producer.close(0) of aiokprod fails all pending records at once"
         )
@@ -380,7 +413,7 @@ class AIOProducer:
             KafkaException: as `aiokprod.Producer.partitions_for`.
         """
         if topic is None:
-            raise ConfigError(
+            raise _refused(
                 "list_topics() without a topic is not supported: use an admin client, or "
                 "list_topics(topic)"
             )
@@ -408,12 +441,12 @@ class AIOProducer:
         try:
             async with asyncio.timeout(_seconds(timeout)):
                 return await work
+        except KafkaError as error:  # first: KafkaTimeout is a TimeoutError too
+            raise as_theirs(error) from error.__cause__
         except TimeoutError:
             raise as_theirs(
                 KafkaTimeout(f"{call}: no response after {timeout} s", outcome=Outcome.NOT_SENT)
             ) from None
-        except KafkaError as error:
-            raise as_theirs(error) from error.__cause__
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -425,7 +458,7 @@ class AIOProducer:
             KafkaException: as `aiokprod.Producer.start`.
         """
         if not self._transactional:
-            raise ConfigError("init_transactions() needs the setting transactional.id")
+            raise _refused("init_transactions() needs the setting transactional.id")
         await self._within("init_transactions", self.producer.start(), timeout)
 
     async def begin_transaction(self) -> None:
@@ -469,7 +502,7 @@ class AIOProducer:
             ConfigError: the producer has no sasl.username and sasl.password.
         """
         if self._credentials is None:
-            raise ConfigError(
+            raise _refused(
                 "set_sasl_credentials() replaces sasl.username and sasl.password, which this "
                 "producer does not have"
             )

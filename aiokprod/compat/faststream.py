@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from aiokprod._client.bulk_result import BulkResult
-from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size
+from aiokprod._client.bulk_result import BulkProgress, BulkResult
+from aiokprod._compat.aiokafka_batch import HEADER_SIZE, record_size, whole_ms
 from aiokprod._compat.aiokafka_errors import as_theirs
 from aiokprod._compat.per_record import encoded_headers, random_uuid, size_of_bytes
+from aiokprod._log_fields import log_fields
 from aiokprod.compat.aiokafka import (
     AIOKafkaProducer,
     RecordMetadata,
     TopicPartition,
     TransactionContext,
 )
-from aiokprod.errors import ConfigError, KafkaError
+from aiokprod.errors import AbortableTransactionError, ConfigError, KafkaError
 from aiokprod.producer import Producer
 
 try:
@@ -47,7 +49,11 @@ except ImportError as missing:  # pragma: no cover
 if TYPE_CHECKING:
     from faststream.kafka.response import KafkaPublishCommand
 
+    from aiokprod._client.send_many import BulkSender
+
 __all__ = ["BatchMetadata", "transaction", "use_aiokprod"]
+
+logger = logging.getLogger("aiokprod.compat")
 
 B = TypeVar("B", bound=KafkaBroker)
 Headers: TypeAlias = list[tuple[str, bytes]]
@@ -69,6 +75,41 @@ class BatchMetadata(RecordMetadata):
     results: BulkResult
 
 
+class _Appending(BulkProgress):
+    """Waits until all messages of a `send_many` call are in batches, or refused."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read = asyncio.Event()
+
+    def begin(self, call: BulkSender) -> None:
+        super().begin(call)
+        call.on_read = self._read.set
+
+    async def wait(self, sending: asyncio.Task[Any]) -> None:
+        """Wait for the messages of the call that `sending` makes.
+
+        Raises: the error of the call, if it has sent nothing.
+
+        Cancellation: later messages are not appended.
+        """
+        reading = asyncio.ensure_future(self._read.wait())
+        try:
+            await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            sending.cancel()
+            raise
+        finally:
+            reading.cancel()
+        call = self._call
+        if call is None or not call.tracker.count:
+            await sending
+        else:
+            call.tell_refused()  # a commit that follows must not leave out a message
+
+
 class AiokprodFastProducer(AioKafkaFastProducerImpl):
     """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
 
@@ -80,11 +121,21 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     arguments: Mapping[str, Any] = MappingProxyType({})
     limit: int | None = None
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._unconfirmed: set[asyncio.Task[BatchMetadata]] = set()  # the loop has weak references
+
     async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
         """Start a producer of aiokprod in the place of `producer`, which was not started."""
         await producer.stop()
         self.limit = self.arguments.get("max_batch_size")
         await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
+
+    async def disconnect(self) -> None:
+        """Send the pending messages and close all connections."""
+        await super().disconnect()
+        if self._unconfirmed:
+            await asyncio.wait(self._unconfirmed)
 
     async def publish(self, cmd: KafkaPublishCommand) -> Any:
         """Send one message, as FastStream does, with fewer coroutines.
@@ -122,7 +173,8 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         """Send any number of messages, each to the partition of its key.
 
         Returns:
-            `BatchMetadata`, or a task with it if `no_confirm` is set.
+            `BatchMetadata`, or a future with it if `no_confirm` is set: then the messages are in
+            batches. None, or a future with it, for no messages.
 
         Raises:
             KafkaError: a message failed. `results` of the error has the outcome of every message.
@@ -131,6 +183,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         """
         values, content_types, size = await self._encoded(cmd.batch_bodies)
         producer: AIOKafkaProducer = self._producer.producer
+        if not values:
+            nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            nothing.set_result(None)
+            return nothing if cmd.no_confirm else None
         keys = _keys(cmd, len(values))
         typed = _headers_by_content_type(cmd, set(content_types or ()))
         headers = (
@@ -140,6 +196,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         )
         if self.limit is not None:
             _check_size(self.limit, size, keys, values, headers, typed)
+        progress = _Appending() if cmd.no_confirm else None
         sending = _send(
             producer.producer,
             cmd.destination,
@@ -147,9 +204,18 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             keys=keys,
             headers=headers,
             partition=cmd.partition,
-            timestamps_ms=None if cmd.timestamp_ms is None else [cmd.timestamp_ms] * len(values),
+            timestamps_ms=(
+                None if cmd.timestamp_ms is None else [whole_ms(cmd.timestamp_ms)] * len(values)
+            ),
+            progress=progress,
         )
-        return asyncio.ensure_future(sending) if cmd.no_confirm else await sending
+        if progress is None:
+            return await sending
+        task = asyncio.ensure_future(sending)
+        self._unconfirmed.add(task)
+        task.add_done_callback(self._unconfirmed.discard)
+        await progress.wait(task)
+        return task
 
     async def _encoded(
         self, bodies: Sequence[Any]
@@ -303,9 +369,34 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     return broker
 
 
+class _BrokerTransaction(TransactionContext):
+    """Aborts a transaction that cannot be committed: a broker has no method for it."""
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await super().__aexit__(exc_type, exc, traceback)
+        except AbortableTransactionError as error:
+            try:
+                await self._producer.abort_transaction()
+            except KafkaError as failed:
+                logger.warning(
+                    "aborting after %r failed: %s",
+                    error,
+                    failed,
+                    extra=log_fields("abort_failed", error=failed),
+                )
+            raise
+
+
 def transaction(broker: KafkaBroker) -> TransactionContext:
     """``async with transaction(broker)``: what the block publishes is committed at its end, and
-    aborted on an exception.
+    aborted on an exception. If it cannot be committed because a message failed, it is aborted
+    before that error is raised.
 
     Args:
         broker: connected, with a `transactional_id`. Only one task may have a transaction open.
@@ -321,4 +412,4 @@ def transaction(broker: KafkaBroker) -> TransactionContext:
             "after broker.start()"
         )
     inner: AIOKafkaProducer = producer._producer.producer
-    return inner.transaction()
+    return _BrokerTransaction(inner)

@@ -104,6 +104,36 @@ async def test_start_fails_once_no_bootstrap_server_can_be_reached() -> None:
 
 
 @in_virtual_time
+async def test_start_fails_at_once_although_a_bootstrap_server_is_given_twice() -> None:
+    cluster = FakeCluster()
+    for broker in (1, 2, 3):
+        cluster.kill(broker, failover_s=100)
+    servers = cluster.bootstrap_servers.split(",")
+    producer = AIOKafkaProducer(
+        bootstrap_servers=[*servers, *servers], environment=cluster.environment()
+    )
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(theirs.KafkaConnectionError, match="Unable to bootstrap from"):
+        await producer.start()
+    assert asyncio.get_running_loop().time() - began < 2
+
+
+@in_virtual_time
+async def test_names_that_cannot_be_resolved_are_a_connection_error() -> None:
+    """As in aiokafka: services catch it while they wait for Kafka."""
+    cluster = FakeCluster(default_partitions=1)
+    producer = AIOKafkaProducer(
+        bootstrap_servers="no-such-host:9092", environment=cluster.environment()
+    )
+    with pytest.raises(theirs.KafkaConnectionError, match="no-such-host") as caught:
+        await producer.start()
+    assert isinstance(caught.value, errors.DialError)
+    cluster.network.set_name("no-such-host", ["10.9.9.9"])
+    with pytest.raises(theirs.KafkaConnectionError):
+        await producer.start()
+
+
+@in_virtual_time
 async def test_a_start_that_failed_can_be_repeated() -> None:
     """As in aiokafka: services wait for Kafka by calling `start` in a loop."""
     cluster = FakeCluster(default_partitions=1)
@@ -171,6 +201,67 @@ async def test_a_cancelled_start_closes_its_connections_and_can_be_repeated() ->
     await producer.start()
     assert (await producer.send_and_wait("t", b"v")).offset == 0
     await producer.stop()
+
+
+@in_virtual_time
+async def test_concurrent_starts_are_one_start() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    producer = make(cluster)
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*(producer.start() for _ in range(3)))
+    await producer.start()
+    assert asyncio.get_running_loop().time() - began < 2
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_a_start_after_a_concurrent_one_that_failed_repeats_it() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    first, second = (asyncio.create_task(producer.start()) for _ in range(2))
+    await asyncio.sleep(1)
+    first.cancel()
+    for broker in (1, 2, 3):
+        cluster.resume(broker)
+    await second
+    assert first.cancelled()
+    assert (await producer.send_and_wait("t", b"v")).offset == 0
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_a_second_start_that_is_cancelled_leaves_the_producer_running() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    producer = make(cluster)
+    await producer.start()
+    future = await producer.send("t", b"v")
+    again = asyncio.create_task(producer.start())
+    await asyncio.sleep(0)
+    again.cancel()
+    await asyncio.wait({again})
+    assert (await future).offset == 0
+    assert (await producer.send_and_wait("t", b"w")).offset == 1
+    await producer.stop()
+
+
+@in_virtual_time
+async def test_stop_ends_a_start_in_progress() -> None:
+    cluster = FakeCluster()
+    for broker in (1, 2, 3):
+        cluster.pause(broker)
+    producer = make(cluster)
+    starting = asyncio.create_task(producer.start())
+    await asyncio.sleep(1)
+    began = asyncio.get_running_loop().time()
+    await producer.stop()
+    with pytest.raises(theirs.ProducerClosed):
+        await starting
+    assert asyncio.get_running_loop().time() - began < 2
+    for broker in (1, 2, 3):
+        cluster.resume(broker)
 
 
 @in_virtual_time
@@ -352,6 +443,60 @@ async def test_a_batch_is_sent_in_order_and_reports_its_first_record() -> None:
 
 
 @in_virtual_time
+async def test_fractions_of_a_timestamp_are_dropped_as_in_aiokafka() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    async with make(cluster) as producer:
+        metadata = await producer.send_and_wait("t", b"v", timestamp_ms=1_700_000_000_000.9)
+        assert metadata.timestamp == 1_700_000_000_000
+        batch = producer.create_batch()
+        appended = batch.append(key=None, value=b"w", timestamp=1_700_000_000_001.9)
+        assert appended is not None
+        assert appended.timestamp == 1_700_000_000_001
+        metadata = await (await producer.send_batch(batch, "t", partition=0))
+        assert metadata.timestamp == 1_700_000_000_001
+
+
+@in_virtual_time
+async def test_a_batch_without_a_partition_goes_to_one_partition() -> None:
+    """FastStream gives none over `install`."""
+    cluster = FakeCluster(default_partitions=4)
+    async with make(cluster) as producer:
+        for topic in ("t", "u", "v"):
+            batch = producer.create_batch()
+            for number in range(20):
+                batch.append(key=b"%d" % number, value=b"%d" % number, timestamp=None)
+            metadata = await (await producer.send_batch(batch, topic, partition=None))
+            assert (metadata.offset, len(cluster.log(topic, metadata.partition))) == (0, 20)
+    async with make(FakeCluster(auto_create=False), request_timeout_ms=200) as producer:
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"v", timestamp=None)
+        with pytest.raises(theirs.UnknownTopicOrPartitionError):
+            await producer.send_batch(batch, "absent", partition=None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"headers": [("h", "text")]}, {"headers": [(b"h", b"1")]}, {"headers": [("h",)]},
+     {"headers": 3}, {"timestamp": -1}, {"timestamp": "now"}],
+    ids=str,
+)  # fmt: skip
+@in_virtual_time
+async def test_a_batch_takes_no_invalid_record(arguments: dict[str, Any]) -> None:
+    cluster = FakeCluster(default_partitions=1)
+    async with make(cluster) as producer:
+        batch = producer.create_batch()
+        batch.append(key=None, value=b"a", timestamp=None, headers={"h": b"1"})  # type: ignore[arg-type]
+        size = batch.size()
+        with pytest.raises(ConfigError, match=r"headers|timestamp_ms"):
+            batch.append(**{"key": None, "value": b"b", "timestamp": None, **arguments})
+        assert (batch.record_count(), batch.size(), batch.closed()) == (1, size, False)
+        batch.append(key=None, value=b"c", timestamp=None)
+        await (await producer.send_batch(batch, "t", partition=0))
+    assert cluster.values("t", 0) == [b"a", b"c"]
+    assert list(cluster.log("t", 0)[0].headers) == [("h", b"1")]
+
+
+@in_virtual_time
 async def test_the_first_record_of_a_batch_may_exceed_its_limit() -> None:
     async with make(FakeCluster(), max_batch_size=1_000) as producer:
         batch = producer.create_batch()
@@ -434,6 +579,8 @@ async def test_calls_outside_a_transaction_are_illegal() -> None:
             for group in (None, "", 3):
                 with pytest.raises(ValueError, match="group_id must be the name"):
                     await producer.send_offsets_to_transaction({}, group)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="offsets must be a dict by TopicPartition"):
+                await producer.send_offsets_to_transaction(None, "group")  # type: ignore[arg-type]
     async with make(cluster) as plain:
         for call in (plain.begin_transaction, plain.commit_transaction, plain.abort_transaction):
             with pytest.raises(theirs.IllegalOperation, match="transactional_id"):
@@ -568,6 +715,7 @@ def test_install_replaces_the_class_and_uninstall_restores_it() -> None:
     early = types.ModuleType("early_importer")
     early.AIOKafkaProducer = original  # type: ignore[attr-defined]
     sys.modules["early_importer"] = early
+    sys.modules["not_to_import"] = None  # type: ignore[assignment]
     try:
         with pytest.warns(RuntimeWarning, match="early_importer"):
             compat.install()
@@ -577,7 +725,7 @@ def test_install_replaces_the_class_and_uninstall_restores_it() -> None:
         assert aiokafka.producer.AIOKafkaProducer is AIOKafkaProducer
     finally:
         compat.uninstall()
-        del sys.modules["early_importer"]
+        del sys.modules["early_importer"], sys.modules["not_to_import"]
     assert aiokafka.AIOKafkaProducer is original
     assert aiokafka.producer.AIOKafkaProducer is original
 

@@ -122,6 +122,10 @@ def test_passwords_may_be_sent_in_clear_text_as_in_aiokafka() -> None:
         security_protocol="SASL_PLAINTEXT", sasl_plain_username="u", sasl_plain_password="p"
     )
     assert (found["sasl_mechanism"], found["sasl_allow_cleartext"]) == ("PLAIN", True)
+    given = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
+    assert translate(given, "aiokprod").settings["sasl_allow_cleartext"] is True
+    refused = translate({**given, "sasl_allow_cleartext": False}, "aiokprod").settings
+    assert refused["sasl_allow_cleartext"] is False
 
 
 def test_the_kerberos_service_is_kept_for_gssapi() -> None:

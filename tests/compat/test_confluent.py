@@ -89,6 +89,8 @@ async def test_report_2320_headers_and_timestamps_reach_the_log(headers: Any) ->
         ({"headers": ["a"]}, "headers must be a dict"),
         ({"value": 7}, "value must be bytes"),
         ({"key": []}, "key must be bytes"),
+        ({"on_delivery": 7}, "on_delivery must be a plain callable"),
+        ({"on_delivery": asyncio.sleep}, "on_delivery must be a plain callable"),
     ],
 )
 @in_virtual_time
@@ -144,6 +146,33 @@ async def test_flush_counts_what_is_left_and_len_what_is_pending() -> None:
         assert len(producer) == 0
         assert all(future.done() for future in futures)
         assert await producer.poll(0) == 0
+
+
+@in_virtual_time
+async def test_poll_waits_for_an_outcome() -> None:
+    """A task that polls in a loop, as for confluent-kafka, must not occupy the event loop."""
+    cluster = FakeCluster(default_partitions=1)
+    loop = asyncio.get_running_loop()
+    async with make(cluster) as producer:
+        await (await producer.produce("t", b"0"))
+        assert await producer.poll(5) == 1  # of the past
+        began = loop.time()
+        assert await producer.poll(2) == 0
+        assert loop.time() - began == pytest.approx(2)
+        assert await producer.poll(-1) == 0  # there is nothing to wait for
+        assert loop.time() - began == pytest.approx(2)
+        for broker in (1, 2, 3):
+            cluster.pause(broker)
+        polling = asyncio.create_task(producer.poll(-1))
+        futures = [await producer.produce("t", b"v") for _ in range(3)]
+        waiting = asyncio.create_task(producer.poll(-1))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        for broker in (1, 2, 3):
+            cluster.resume(broker)
+        await asyncio.gather(*futures)
+        assert await polling + await waiting + await producer.poll() == 3
+        assert await producer.poll() == 0
 
 
 @in_virtual_time
@@ -214,6 +243,34 @@ async def test_transactions() -> None:
         with pytest.raises(confluent_kafka.KafkaException) as raised:
             await producer.commit_transaction()
         assert raised.value.args[0].code() == confluent_kafka.KafkaError._STATE
+
+
+@in_virtual_time
+async def test_a_timeout_of_a_commit_keeps_its_outcome() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    async with make(cluster, {"transactional.id": "tx"}) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await (await producer.produce("t", b"v"))
+        for broker in (1, 2, 3):
+            cluster.pause(broker)
+        with pytest.raises(confluent_kafka.KafkaException, match="commit_transaction") as raised:
+            await producer.commit_transaction(0.5)
+        error: Any = raised.value
+        assert error.outcome is Outcome.UNKNOWN
+        assert error.args[0].code() == confluent_kafka.KafkaError._TIMED_OUT
+        for broker in (1, 2, 3):
+            cluster.resume(broker)
+        await producer.commit_transaction()
+    assert cluster.committed_values("t", 0) == [b"v"]
+
+
+@in_virtual_time
+async def test_list_topics_says_that_a_topic_does_not_exist() -> None:
+    async with make(FakeCluster(auto_create=False), {"max.block.ms": 500}) as producer:
+        with pytest.raises(confluent_kafka.KafkaException, match="topic 'absent'") as raised:
+            await producer.list_topics("absent")
+    assert raised.value.args[0].code() == confluent_kafka.KafkaError._UNKNOWN_TOPIC
 
 
 @in_virtual_time
@@ -290,8 +347,9 @@ async def test_credentials_can_be_replaced_only_where_there_are_some() -> None:
 @in_virtual_time
 async def test_init_transactions_needs_a_transactional_id() -> None:
     async with make(FakeCluster()) as producer:
-        with pytest.raises(ConfigError, match=r"transactional\.id"):
+        with pytest.raises(ConfigError, match=r"transactional\.id") as raised:
             await producer.init_transactions()
+        assert isinstance(raised.value, confluent_kafka.KafkaException)
 
 
 @in_virtual_time

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from aiokafka.errors import IllegalOperation, ProducerClosed
+from aiokafka.errors import IllegalOperation, ProducerClosed, UnknownTopicOrPartitionError
 from aiokafka.structs import RecordMetadata
 from faststream.kafka import KafkaBroker, KafkaResponse
 from faststream.kafka.exceptions import BatchBufferOverflowException
@@ -17,7 +18,7 @@ from faststream.kafka.exceptions import BatchBufferOverflowException
 import aiokprod.compat.faststream as compat
 from aiokprod.compat.aiokafka import AIOKafkaProducer
 from aiokprod.compat.faststream import BatchMetadata, transaction, use_aiokprod
-from aiokprod.errors import Code, ConfigError, KafkaError
+from aiokprod.errors import AbortableTransactionError, Code, ConfigError, KafkaError, KafkaTimeout
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.control import Gate, Reaction
 from aiokprod.testing.fake_cluster.tcp import serve_tcp
@@ -173,6 +174,89 @@ async def test_publish_without_confirmation_returns_a_future(
 
 
 @connected
+async def test_a_batch_without_confirmation_is_in_batches_when_the_call_returns(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    """As over aiokafka: later messages come after it, and `flush` and `stop` send it, although
+    the application does not keep its future."""
+    for number in range(3):
+        await broker.publish_batch(f"{number}a", f"{number}b", topic="t", no_confirm=True)
+        await broker.publish(f"{number}c", "t", partition=0, no_confirm=True)
+        gc.collect()
+    await broker.config.producer.flush()  # type: ignore[attr-defined]
+    assert len(stored(cluster)) == 9
+    await broker.publish_batch("a", "b", topic="t", partition=3, no_confirm=True)
+    await broker.publish("c", "t", partition=3, no_confirm=True)
+    await broker.publish_batch("x", "y", topic="u", partition=0, no_confirm=True)  # no metadata yet
+    gc.collect()
+    await broker.stop()
+    assert [record.value for record in cluster.log("t", 3)][-3:] == [b"a", b"b", b"c"]
+    assert cluster.values("u", 0) == [b"x", b"y"]
+
+
+@connected
+async def test_messages_without_confirmation_have_their_outcome_if_their_future_is_not_kept(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    await broker.publish("first", "t", partition=0)
+    gate = Gate()
+    release = cluster.control(0, Reaction(gate=gate))
+    await broker.publish_batch("a", "b", topic="t", partition=0, no_confirm=True)
+    await broker.publish("c", "t", partition=0, no_confirm=True)
+    waiting = broker.config.producer._unconfirmed  # type: ignore[attr-defined]
+    assert len(waiting) == 1
+    gc.collect()
+    release()
+    gate.let_through(Reaction())
+    await until(lambda: not waiting)
+    await broker.config.producer.flush()  # type: ignore[attr-defined]
+    assert stored(cluster) == [b"first", b"a", b"b", b"c"]
+
+
+@connected
+async def test_a_batch_without_confirmation_that_sends_nothing_raises_at_once(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    await broker.publish("first", "t")
+    for bodies in (["a"], ["a", "b"]):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await broker.publish_batch(*bodies, topic="t", partition=9, no_confirm=True)
+    await broker.config.producer._producer.producer.producer.close()  # type: ignore[attr-defined]
+    with pytest.raises(ProducerClosed):
+        await broker.publish_batch("a", "b", topic="t", no_confirm=True)
+
+
+@connected
+async def test_a_cancelled_batch_without_confirmation_sends_nothing_more(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    for node in (1, 2, 3):
+        cluster.pause(node)
+    task = asyncio.create_task(broker.publish_batch("a", "b", topic="t", no_confirm=True))
+    unconfirmed = broker.config.producer._unconfirmed  # type: ignore[attr-defined]
+    await until(lambda: unconfirmed)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    await until(lambda: not unconfirmed)
+    for node in (1, 2, 3):
+        cluster.resume(node)
+    await broker.publish("after", "t")
+    assert stored(cluster) == [b"after"]
+
+
+@connected
+async def test_a_batch_without_messages_has_no_result(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    """As over aiokafka: FastStream drops a body that is None."""
+    assert await broker.publish_batch(None, topic="t") is None
+    nothing: Any = await broker.publish_batch(None, topic="t", no_confirm=True)
+    assert await nothing is None
+    assert cluster.topics == {}
+
+
+@connected
 async def test_a_batch_may_have_any_size_and_every_message_its_partition(
     broker: KafkaBroker, cluster: FakeCluster
 ) -> None:
@@ -264,6 +348,62 @@ def test_a_transaction_commits_or_aborts_what_was_published() -> None:
         assert cluster.committed_values("t", 0) == [b"kept", b"b", b"c"]
 
     asyncio.run(main())
+
+
+def test_a_transaction_has_the_messages_without_confirmation() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(
+                KafkaBroker(servers.split(","), logger=None, transactional_id="x"),
+                max_request_size=1_000,
+            )
+            await broker.connect()
+            async with transaction(broker):
+                await broker.publish_batch("a", "b", topic="t", no_confirm=True)
+                await broker.publish("c", "t", no_confirm=True)
+            pending: Any = None
+            with pytest.raises(KafkaError) as caught:
+                async with transaction(broker):
+                    pending = await broker.publish_batch(
+                        "d", "x" * 2_000, topic="t", no_confirm=True
+                    )
+            assert isinstance(caught.value, AbortableTransactionError)
+            with pytest.raises(KafkaError):
+                await pending
+            with pytest.raises(IllegalOperation):
+                await broker.publish_batch("e", "f", topic="t", no_confirm=True)
+            async with transaction(broker):  # the failed one was aborted
+                await broker.publish("g", "t")
+            await broker.stop()
+        assert cluster.committed_values("t", 0) == [b"a", b"b", b"c", b"g"]
+
+    asyncio.run(main())
+
+
+def test_an_abort_that_fails_too_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(
+                KafkaBroker(servers.split(","), logger=None, transactional_id="x")
+            )
+            await broker.connect()
+            with pytest.raises(AbortableTransactionError):  # noqa: PT012
+                async with transaction(broker):
+                    await broker.publish("a", "t")
+                    cluster.fail_produce(("t", 0), Code.INVALID_RECORD)
+                    await broker.publish("b", "t", no_confirm=True)
+                    producer = broker.config.producer._producer.producer.producer  # type: ignore[attr-defined]
+
+                    async def fail(*_: Any) -> None:
+                        raise KafkaTimeout("no response")
+
+                    producer.abort_transaction = fail
+            await broker.stop()
+
+    asyncio.run(main())
+    assert [r for r in caplog.records if "no response" in r.getMessage()]
 
 
 @connected

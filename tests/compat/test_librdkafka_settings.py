@@ -62,6 +62,11 @@ def test_an_entry_is_complete(name: str) -> None:
         ("request.required.acks", -1, "acks", "all"),
         ("message.max.bytes", "2000000", "max_request_size", 2_000_000),
         ("queue.buffering.max.ms", 30, "linger_ms", 30),
+        ("queue.buffering.max.ms", "0.5", "linger_ms", 1),
+        ("linger.ms", 0.5, "linger_ms", 1),
+        ("linger.ms", "5", "linger_ms", 5),
+        ("topic.metadata.refresh.interval.ms", -1, "metadata_max_age_ms", 2**31 - 1),
+        ("topic.metadata.refresh.interval.ms", 7, "metadata_max_age_ms", 7),
         ("compression.codec", "lz4", "compression_type", "lz4"),
         ("enable.idempotence", "false", "enable_idempotence", False),
         ("partitioner", "random", "partitioner_ignore_keys", True),
@@ -73,6 +78,30 @@ def test_a_translated_setting_reaches_the_configuration(
     given = {name: value} if setting == "bootstrap_servers" else {**SERVERS, name: value}
     config = ProducerConfig.from_mapping(translate(given).settings)
     assert getattr(config, setting) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "request_timeout"),
+    [
+        ({"message.timeout.ms": 5_000}, 4_995),
+        ({"message.timeout.ms": 5_000, "request.timeout.ms": "10000", "linger.ms": 100}, 4_900),
+        ({"message.timeout.ms": 5_000, "request.timeout.ms": 3_000}, 3_000),
+        ({"message.timeout.ms": 60_000}, 30_000),
+        ({}, 30_000),
+    ],
+)
+def test_a_request_has_no_more_time_than_its_records(
+    given: dict[str, Any], request_timeout: int
+) -> None:
+    """As in librdkafka, which accepts a message.timeout.ms below its request.timeout.ms."""
+    config = ProducerConfig.from_mapping(translate({**SERVERS, **given}).settings)
+    assert config.request_timeout_ms == request_timeout
+
+
+def test_a_linger_of_the_whole_message_timeout_is_refused() -> None:
+    given = {**SERVERS, "message.timeout.ms": 1_000, "linger.ms": 1_000}
+    with pytest.raises(ConfigError, match="delivery_timeout_ms=1000"):
+        ProducerConfig.from_mapping(translate(given).settings)
 
 
 def test_a_compression_level_belongs_to_its_codec() -> None:
@@ -136,6 +165,9 @@ def test_an_incomplete_oidc_configuration_is_refused(change: dict[str, str], tex
         ({"linger.ms": 1, "queue.buffering.max.ms": 2}, "are the same setting: remove one"),
         ({"queue.buffering.max.kbytes": "many"}, "must be a whole number"),
         ({"queue.buffering.max.kbytes": True}, "must be a whole number"),
+        ({"linger.ms": "soon"}, "linger.ms='soon': must be a number of milliseconds"),
+        ({"linger.ms": float("inf")}, "linger.ms=inf: must be a number of milliseconds"),
+        ({"linger.ms": True}, "linger.ms=True: must be a number of milliseconds"),
         ({"error_cb": print}, "takes an Observer instead"),
         ({"oauth_cb": print}, "TokenProvider"),
         ({"enable.ssl.certificate.verification": False}, "always verified"),
