@@ -453,6 +453,7 @@ class Blocking(Generic[K, V]):
     def _after_fork(self) -> None:
         """In the child process: forget the thread, which is in the parent."""
         self._lock = threading.RLock()  # another thread may have held it
+        self._starting = None
         if self._is_closed:  # maybe not by its end
             self._closing = concurrent.futures.Future()
             self._closing.set_result(self._producer.drain_report or EMPTY_DRAIN)

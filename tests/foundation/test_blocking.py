@@ -35,6 +35,7 @@ from aiokprod import (
     WrongLoop,
 )
 from aiokprod import blocking as module
+from aiokprod._client.drain import EMPTY_DRAIN
 from aiokprod._client.event_loops import ThreadedLoop
 from aiokprod._client.record_future import RecordFuture
 from aiokprod.testing import FakeCluster
@@ -781,6 +782,18 @@ def test_fork_while_the_producer_is_started_or_closed_by_another_thread(
     on_loop_of.loop.call_soon_threadsafe(closing._producer._lifecycle.thread_queue.give_up)  # type: ignore[union-attr]
     thread.join(HANG_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_child_can_close_a_producer_that_only_the_parent_has_used(cluster: FakeCluster) -> None:
+    with blocking(cluster) as producer:
+
+        def child() -> None:
+            assert producer._begin_close(0).result(HANG_S) == EMPTY_DRAIN
+            producer.close()
+
+        assert in_child(child) == 0
+        assert producer.send("t", b"v").offset == 0
 
 
 def test_module_keeps_no_object_that_was_closed(cluster: FakeCluster) -> None:
