@@ -126,9 +126,11 @@ class ThreadQueue:
         try:
             if not self._accepts(record):
                 self._wait_for_room(record)
-            if self._refusal is not None and self._take_back(record):
+            is_refused = self._refusal is not None and self._take_back(record)
+            self._wake()  # also after a refusal: `finish` may wait until the queue is empty
+            if is_refused:
+                assert self._refusal is not None
                 raise self._refusal.copy()
-            self._wake()
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt: the caller does not get the future
@@ -252,8 +254,9 @@ class ThreadQueue:
             self._is_scheduled = False  # first: what arrives from now on is taken or schedules
         try:
             for _ in range(min(GROUP, len(self._records))):
-                record = self._records.popleft()
-                self._taken += 1
+                record = self._next()
+                if record is None:
+                    break
                 self._append(record)
         finally:
             if busy and len(self._records) < GROUP:
@@ -265,15 +268,27 @@ class ThreadQueue:
                 self.loop.call_soon(self._take)
             self._make_room()
 
+    def _next(self) -> RecordFuture | None:
+        """Take a record from the queue. None if it is empty: others may take records back."""
+        try:
+            record = self._records.popleft()
+        except IndexError:
+            return None
+        self._taken += 1
+        return record
+
     def _append(self, record: RecordFuture) -> None:
         """Append a record, or let it wait in the line of its topic."""
         if record.topic in self._lines:
             self._park(record, None)
             return
-        has_ended, serialized = self._try_append(record)
-        if has_ended:
-            self._bytes_out += record.size
-        else:
+        has_ended = True
+        try:
+            has_ended, serialized = self._try_append(record)
+        finally:
+            if has_ended:
+                self._bytes_out += record.size
+        if not has_ended:
             self._park(record, serialized)
 
     def _try_append(self, record: RecordFuture) -> tuple[bool, SerializedRecord | None]:
@@ -293,7 +308,6 @@ class ThreadQueue:
         except BaseException as error:
             self._fail(record, error)
             if not isinstance(error, Exception):
-                self._bytes_out += record.size
                 raise
             return True, None
         if isinstance(result, Delivery):
@@ -390,7 +404,11 @@ class ThreadQueue:
         self, record: RecordFuture, link: RecordLink, task: asyncio.Task[Delivery]
     ) -> None:
         if task.cancelled():
-            record.end_cancelled()
+            link.record = None
+            if record.cancelled():
+                record.end_cancelled()
+            else:  # as by a shutdown that cancels every task
+                self._refuse(record, tried=True)
         elif (error := task.exception()) is not None:
             link.record = None
             self._fail(record, error)
@@ -419,7 +437,7 @@ class ThreadQueue:
     async def flush(self) -> None:
         """Return once every record that is in the queue now is in a batch or has failed."""
         goal = self._taken + len(self._records)
-        while self._taken < goal:
+        while self._records and self._taken < goal:  # callers may take records back
             if not self._is_scheduled:
                 self._take()
             await asyncio.sleep(PAUSE)
@@ -477,9 +495,8 @@ class ThreadQueue:
     def give_up(self) -> None:
         """Fail the records that are still in the queue."""
         records = []
-        while self._records:  # other threads may still append
-            records.append(self._records.popleft())
-        self._taken += len(records)
+        while (record := self._next()) is not None:  # other threads may still append
+            records.append(record)
         self._bytes_out += sum(record.size for record in records)
         for record in records:
             self._refuse(record)
