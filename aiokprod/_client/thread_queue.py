@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiokprod._client.record_future import Fields, RecordFuture, RecordLink, size_of
+from aiokprod._client.thread_waits import ThreadWaits
 from aiokprod._client.unread_failures import UnreadFailures
 from aiokprod._core.batch import Delivery
 from aiokprod.errors import (
@@ -89,10 +90,11 @@ class ThreadQueue:
         self.thread = threading.get_ident()
         self.forked = False
         # The locks are reentrant: a signal handler that interrupts the main thread may send too.
-        # The loop never takes `_lock`: a handler that interrupts `put` may wait for the loop.
+        # The loop takes no lock that a caller holds during a call: a handler that interrupts that
+        # call may wait for the loop.
         self.outcomes = threading.RLock()
         self._lock = threading.RLock()
-        self._room = threading.Condition()
+        self._room = ThreadWaits()
         self._runtime = runtime
         self._appender = runtime.appender
         self._submitter = submitter
@@ -106,7 +108,6 @@ class ThreadQueue:
         # Bytes are added by callers and taken off by the loop: two counters, each with one owner.
         self._bytes_in = 0
         self._bytes_out = 0
-        self._callers_waiting = 0
         self._refusal: KafkaError | None = None
         self._idle: asyncio.Future[None] | None = None
         self._drain: Drain | None = None
@@ -194,12 +195,7 @@ class ThreadQueue:
             accepted = self._accepts(record)
             return accepted or self._refusal is not None
 
-        with self._room:
-            self._callers_waiting += 1
-            try:
-                self._room.wait_for(ended, self._max_block)
-            finally:
-                self._callers_waiting -= 1
+        self._room.wait(ended, self._max_block)
         if accepted:
             return
         if self._refusal is not None:
@@ -213,7 +209,7 @@ class ThreadQueue:
         """The loop was closed although the producer was not."""
         error = ProducerClosed("the event loop of the producer is closed")
         self._refusal = error.with_(outcome=Outcome.NOT_SENT)
-        self._wake_callers()
+        self._room.wake()
         with contextlib.suppress(IndexError):  # empty; another thread may be here too
             while True:
                 self._records.popleft().fail(self._refusal.copy())
@@ -330,13 +326,9 @@ class ThreadQueue:
             self._drain.failed(record.topic, outcome)
         record.fail(error)
 
-    def _wake_callers(self) -> None:
-        if self._callers_waiting:
-            with self._room:
-                self._room.notify_all()
-
     def _make_room(self) -> None:
-        self._wake_callers()
+        if self._room:
+            self._room.wake()
         if self._idle is not None and self.is_empty and not self._idle.done():
             self._idle.set_result(None)
 
@@ -462,7 +454,7 @@ class ThreadQueue:
         """
         self._drain = drain
         self._refusal = ProducerClosed("the producer is closed; create a new one")
-        self._wake_callers()
+        self._room.wake()
         try:
             if not self.is_empty and deadline > self.loop.time():
                 self.loop.call_soon(self._take)  # a caller may have been interrupted before `_wake`
@@ -478,7 +470,7 @@ class ThreadQueue:
     def _on_failure(self, error: KafkaError) -> None:
         """The producer has failed: nothing can be sent any more."""
         self._reason = self._refusal = error.copy().with_(outcome=Outcome.NOT_SENT)
-        self._wake_callers()
+        self._room.wake()
         self.give_up()
 
     async def abort(self) -> None:

@@ -453,7 +453,7 @@ def test_interrupted_close_gives_up_the_drain_and_later_calls_get_its_report(
         closing = producer._begin_close(None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         other = pool.submit(producer.close)
-        wait_until(lambda: closing.running() or other.running())
+        wait_until(other.running)
         result = closing.result
 
         def interrupt(timeout: float | None = None) -> Any:
