@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
 from aiokprod._client.child_exit import at_exit_of_child_processes
 from aiokprod._client.drain import EMPTY_DRAIN
-from aiokprod._client.event_loops import Call, ThreadedLoop
+from aiokprod._client.event_loops import LoopCall, ThreadedLoop
 from aiokprod._client.record_future import RecordFuture
 from aiokprod._client.validation import check_timeout, checked_config
 from aiokprod.config import ProducerConfig
@@ -155,7 +155,7 @@ class Blocking(Generic[K, V]):
         self._lock = threading.RLock()
         self._thread: ThreadedLoop | None = None
         self._starting: ThreadedLoop | None = None
-        self._closing: Call[DrainReport] | None = None
+        self._closing: LoopCall[DrainReport] | None = None
         self._is_closed = False
         self._refusal: KafkaError | None = None
         _objects.add(self)
@@ -272,7 +272,7 @@ class Blocking(Generic[K, V]):
             self._end_close()
         return report
 
-    def _give_up_drain(self, closing: Call[DrainReport]) -> None:
+    def _give_up_drain(self, closing: LoopCall[DrainReport]) -> None:
         """End the drain at once, and wait for its report, which later calls get."""
         with self._lock:
             if self._closing is closing and not closing.done():
@@ -282,7 +282,7 @@ class Blocking(Generic[K, V]):
             closing = self._closing or closing
         closing.wait()
 
-    def _begin_close(self, timeout: float | None) -> Call[DrainReport]:
+    def _begin_close(self, timeout: float | None) -> LoopCall[DrainReport]:
         """Called with the lock. Reject further calls and start the drain."""
         if self._thread is not None and self._thread.is_current:
             raise WrongLoop("the producer cannot be closed in its own thread")
@@ -463,7 +463,7 @@ class Blocking(Generic[K, V]):
         self._lock = threading.RLock()  # another thread may have held it
         self._starting = None
         if self._is_closed:  # maybe not by its end
-            self._closing = Call.ended(self._producer.drain_report or EMPTY_DRAIN)
+            self._closing = LoopCall.ended(self._producer.drain_report or EMPTY_DRAIN)
         elif self._thread is None and self._producer._lifecycle.forked:
             self._producer = self._new_producer()  # it was being started
         if self._thread is None:

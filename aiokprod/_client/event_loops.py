@@ -27,7 +27,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class Call(Generic[R]):
+class LoopCall(Generic[R]):
     """The result of a coroutine on an event loop, for other threads. In contrast to a
     `concurrent.futures.Future`, a wait for it may be interrupted by a signal handler that waits for
     the loop; see `ThreadWaits`.
@@ -40,7 +40,7 @@ class Call(Generic[R]):
         self,
         loop: asyncio.AbstractEventLoop,
         coroutine: Coroutine[Any, Any, R],
-        on_end: Callable[[Call[Any]], object],
+        on_end: Callable[[LoopCall[Any]], object],
     ) -> None:
         self._loop = loop
         self._coroutine = coroutine
@@ -50,7 +50,7 @@ class Call(Generic[R]):
         self._waits = ThreadWaits()
 
     @classmethod
-    def ended(cls, result: R) -> Call[R]:
+    def ended(cls, result: R) -> LoopCall[R]:
         """A call that has its result."""
         call = cls.__new__(cls)
         call._outcome = (result, None)
@@ -139,7 +139,7 @@ class ThreadedLoop:
         self.loop.set_default_executor(self._executor)
         # A daemon: the interpreter must not wait for it before it calls the `atexit` functions.
         self.is_ending = False
-        self._calls: set[Call[Any]] = set()
+        self._calls: set[LoopCall[Any]] = set()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -176,13 +176,13 @@ class ThreadedLoop:
         """True if called in this thread."""
         return threading.current_thread() is self._thread
 
-    def start(self, coroutine: Coroutine[Any, Any, R]) -> Call[R]:
+    def start(self, coroutine: Coroutine[Any, Any, R]) -> LoopCall[R]:
         """Run a coroutine on the loop.
 
         Raises:
             RuntimeError: the loop is closed.
         """
-        call = Call(self.loop, coroutine, self._calls.discard)
+        call = LoopCall(self.loop, coroutine, self._calls.discard)
         self._calls.add(call)
         try:
             self.loop.call_soon_threadsafe(call.begin)
@@ -218,6 +218,6 @@ class ThreadedLoop:
         self._thread.join(within)
 
 
-def _end(call: Call[Any]) -> None:
+def _end(call: LoopCall[Any]) -> None:
     """Fail a call that the loop did not begin, unless it has its result."""
     call.end(None, RuntimeError("Event loop is closed"))

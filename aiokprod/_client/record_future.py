@@ -132,8 +132,8 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return self._made_condition
 
     def _watched(self) -> _Watchers:
-        """Those who are told of the end. Whoever is added must then look at the state: the record
-        may have ended before."""
+        """The threads and functions that wait for the end. A caller that adds one must then look at
+        the state: the record may have ended before."""
         if self._watchers is None:
             made = _Watchers()
             with self._queue.outcomes:  # without a call
@@ -163,7 +163,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
                 self._state = CANCELLED
         if not is_first:
             return self.cancelled()
-        self._tell_watchers()
+        self._call_watchers()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing can be withdrawn
             self._queue.loop.call_soon_threadsafe(self._withdraw)
         return True
@@ -173,7 +173,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         What it raises is logged."""
         self._watched().callbacks.append(fn)
         if self._state != PENDING:
-            self._tell_watchers()
+            self._call_watchers()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The record's metadata.
@@ -250,7 +250,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             is_first = self._finish_seen(condition, result, error)
         if is_first:
             if self._watchers is not None:
-                self._tell_watchers()
+                self._call_watchers()
         elif self._state == CANCELLED:
             self.end_cancelled()
 
@@ -277,7 +277,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
                         waiter.add_exception(self)
         return is_first
 
-    def _tell_watchers(self) -> None:
+    def _call_watchers(self) -> None:
         """Wake the threads in `result`, and make each callback once. Any thread may be here."""
         watchers = self._watchers
         if watchers is None:

@@ -1,7 +1,7 @@
 """Waits of threads for what the event loop does, without a lock.
 
 A signal handler runs within the call that it interrupts. If that call has a lock which the event
-loop takes too, and the handler waits for the loop (`Blocking.close` on SIGTERM), neither goes on.
+loop takes too, and the handler waits for the loop (`Blocking.close` on SIGTERM), both wait forever.
 The locks of `threading.Condition`, and so of `concurrent.futures.Future`, are such locks.
 """
 

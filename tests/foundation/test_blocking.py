@@ -513,6 +513,35 @@ def test_signal_handler_may_close_the_producer_while_it_is_being_started(
         producer.start()
 
 
+@pytest.mark.parametrize("place", ["run", "constructor"])
+def test_signal_handler_may_send_while_the_producer_is_being_started(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with contextlib.closing(blocking(cluster)) as producer:
+        run, sent = ThreadedLoop.run, []
+
+        def handle() -> None:
+            monkeypatch.undo()
+            sent.append(producer.send("t", b"of the handler", timeout=HANG_S).offset)
+
+        def interrupted(thread: ThreadedLoop, coroutine: Any, timeout: float | None = None) -> Any:
+            handle()
+            return run(thread, coroutine, timeout)
+
+        def constructed(name: str) -> ThreadedLoop:
+            handle()
+            return ThreadedLoop(name)
+
+        if place == "run":
+            monkeypatch.setattr(ThreadedLoop, "run", interrupted)
+        else:
+            monkeypatch.setattr(module, "ThreadedLoop", constructed)
+        producer.start()
+        assert producer.send("t", b"v").offset == 1
+        assert sent == [0]
+    assert cluster.values("t", 0) == [b"of the handler", b"v"]
+
+
 def test_serializer_that_raises_system_exit_ends_its_record_only(cluster: FakeCluster) -> None:
     def encode(value: str) -> bytes:
         if value == "exit":
