@@ -74,7 +74,7 @@ def test_synchronous_serializer_starts_in_a_thread(always: bool) -> None:
 
 
 def test_synchronous_serializer_serves_the_loops_of_several_threads() -> None:
-    """Each loop has a lock of its own: that of another loop is released in another thread."""
+    """No loop waits for the lock of another loop, which is released in another thread."""
     began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Inner):
