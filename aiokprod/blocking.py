@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
 from aiokprod._client.child_exit import at_exit_of_child_processes
 from aiokprod._client.drain import EMPTY_DRAIN
-from aiokprod._client.event_loops import ThreadedLoop
+from aiokprod._client.event_loops import LoopCall, ThreadedLoop
 from aiokprod._client.record_future import RecordFuture
 from aiokprod._client.validation import check_timeout, checked_config
 from aiokprod.config import ProducerConfig
@@ -155,7 +155,7 @@ class Blocking(Generic[K, V]):
         self._lock = threading.RLock()
         self._thread: ThreadedLoop | None = None
         self._starting: ThreadedLoop | None = None
-        self._closing: Future[DrainReport] | None = None
+        self._closing: LoopCall[DrainReport] | None = None
         self._is_closed = False
         self._refusal: KafkaError | None = None
         _objects.add(self)
@@ -194,7 +194,14 @@ class Blocking(Generic[K, V]):
         return thread
 
     def _start(self) -> ThreadedLoop:
-        thread = self._starting = ThreadedLoop("aiokprod-blocking")
+        thread = self._starting or ThreadedLoop("aiokprod-blocking")
+        if self._starting is None:
+            self._starting = thread
+        else:  # in a signal handler that has interrupted this function, or after one
+            if thread is not self._starting:
+                thread.stop(STOP_TIMEOUT)
+            self._starting.run(self._producer.start())
+            return self._starting
         try:
             thread.run(self._producer.start())
         except BaseException:
@@ -265,7 +272,7 @@ class Blocking(Generic[K, V]):
             self._end_close()
         return report
 
-    def _give_up_drain(self, closing: Future[DrainReport]) -> None:
+    def _give_up_drain(self, closing: LoopCall[DrainReport]) -> None:
         """End the drain at once, and wait for its report, which later calls get."""
         with self._lock:
             if self._closing is closing and not closing.done():
@@ -273,9 +280,9 @@ class Blocking(Generic[K, V]):
                 self._closing = self._thread.start(self._producer.close(0))
                 closing.cancel()
             closing = self._closing or closing
-        concurrent.futures.wait([closing])
+        closing.wait()
 
-    def _begin_close(self, timeout: float | None) -> Future[DrainReport]:
+    def _begin_close(self, timeout: float | None) -> LoopCall[DrainReport]:
         """Called with the lock. Reject further calls and start the drain."""
         if self._thread is not None and self._thread.is_current:
             raise WrongLoop("the producer cannot be closed in its own thread")
@@ -335,10 +342,11 @@ class Blocking(Generic[K, V]):
         meanwhile."""
         if not record.cancel():
             return record.result()
-        assert self._thread is not None
+        thread = self._thread or self._starting
+        assert thread is not None
         assert timeout is not None
         try:
-            error = self._thread.run(self._producer._submitter.late(record, timeout), STOP_TIMEOUT)
+            error = thread.run(self._producer._submitter.late(record, timeout), STOP_TIMEOUT)
         except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
             raise DeliveryTimeout(
                 f"{topic}: no acknowledgment within the timeout of {timeout} s; the producer's "
@@ -453,9 +461,9 @@ class Blocking(Generic[K, V]):
     def _after_fork(self) -> None:
         """In the child process: forget the thread, which is in the parent."""
         self._lock = threading.RLock()  # another thread may have held it
+        self._starting = None
         if self._is_closed:  # maybe not by its end
-            self._closing = concurrent.futures.Future()
-            self._closing.set_result(self._producer.drain_report or EMPTY_DRAIN)
+            self._closing = LoopCall.ended(self._producer.drain_report or EMPTY_DRAIN)
         elif self._thread is None and self._producer._lifecycle.forked:
             self._producer = self._new_producer()  # it was being started
         if self._thread is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from aiokprod._client.late_executor import LateExecutor
+from aiokprod._client.thread_waits import ThreadWaits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,6 +27,105 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+class LoopCall(Generic[R]):
+    """The result of a coroutine on an event loop, for other threads. In contrast to a
+    `concurrent.futures.Future`, a wait for it may be interrupted by a signal handler that waits for
+    the loop; see `ThreadWaits`.
+
+    Args:
+        on_end: called with the call when it has its result.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, R],
+        on_end: Callable[[LoopCall[Any]], object],
+    ) -> None:
+        self._loop = loop
+        self._coroutine = coroutine
+        self._on_end = on_end
+        self._task: asyncio.Task[R] | None = None
+        self._outcome: tuple[R | None, BaseException | None] | None = None
+        self._waits = ThreadWaits()
+
+    @classmethod
+    def ended(cls, result: R) -> LoopCall[R]:
+        """A call that has its result."""
+        call = cls.__new__(cls)
+        call._outcome = (result, None)
+        return call
+
+    def done(self) -> bool:
+        """True if it has a result or an error, or was cancelled."""
+        return self._outcome is not None
+
+    def cancelled(self) -> bool:
+        """True if it was cancelled."""
+        return self._outcome is not None and isinstance(self._outcome[1], CancelledError)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is done. False after `timeout` seconds."""
+        return self.done() or self._waits.wait(self.done, timeout)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the result.
+
+        Raises:
+            TimeoutError: there is none after `timeout` seconds.
+            concurrent.futures.CancelledError: it was cancelled.
+            Others: what the coroutine raised.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError
+        assert self._outcome is not None
+        result, error = self._outcome
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, self  # no cycle of error, traceback and frame
+        return cast("R", result)
+
+    def cancel(self) -> None:
+        """End the wait, and cancel the coroutine, unless it is done."""
+        if self.done():
+            return
+        self.end(None, CancelledError())
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._withdraw)
+
+    def end(self, result: R | None, error: BaseException | None) -> None:
+        """Set the outcome, unless there is one."""
+        outcome = (result, error)
+        if self._outcome is None:  # without a call until it is set
+            self._outcome = outcome
+        self._waits.wake()
+        self._on_end(self)
+
+    # -- on the loop ----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Run the coroutine, unless the call was cancelled."""
+        if self.done():
+            self._coroutine.close()
+            return
+        self._task = self._loop.create_task(self._coroutine)
+        self._task.add_done_callback(self._on_task_done)
+
+    def _withdraw(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _on_task_done(self, task: asyncio.Task[R]) -> None:
+        if task.cancelled():
+            self.end(None, CancelledError())
+        elif (error := task.exception()) is not None:
+            self.end(None, error)
+        else:
+            self.end(task.result(), None)
+
+
 class ThreadedLoop:
     """An event loop that runs in a daemon thread.
 
@@ -39,7 +139,7 @@ class ThreadedLoop:
         self.loop.set_default_executor(self._executor)
         # A daemon: the interpreter must not wait for it before it calls the `atexit` functions.
         self.is_ending = False
-        self._calls: set[Future[Any]] = set()
+        self._calls: set[LoopCall[Any]] = set()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -76,30 +176,31 @@ class ThreadedLoop:
         """True if called in this thread."""
         return threading.current_thread() is self._thread
 
-    def start(self, coroutine: Coroutine[Any, Any, R]) -> Future[R]:
+    def start(self, coroutine: Coroutine[Any, Any, R]) -> LoopCall[R]:
         """Run a coroutine on the loop.
 
         Raises:
             RuntimeError: the loop is closed.
         """
+        call = LoopCall(self.loop, coroutine, self._calls.discard)
+        self._calls.add(call)
         try:
-            call = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            self.loop.call_soon_threadsafe(call.begin)
         except BaseException:
+            self._calls.discard(call)
             coroutine.close()
             raise
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
         if self.loop.is_closed():
             _end(call)
         return call
 
     def run(self, coroutine: Coroutine[Any, Any, R], timeout: float | None = None) -> R:
         """Run a coroutine on the loop and wait for its result; an interrupted wait cancels it."""
-        future = self.start(coroutine)
+        call = self.start(coroutine)
         try:
-            return future.result(timeout)
+            return call.result(timeout)
         except BaseException:
-            future.cancel()
+            call.cancel()
             raise
 
     def read(self, function: Callable[[], R]) -> R:
@@ -117,7 +218,6 @@ class ThreadedLoop:
         self._thread.join(within)
 
 
-def _end(call: Future[Any]) -> None:
+def _end(call: LoopCall[Any]) -> None:
     """Fail a call that the loop did not begin, unless it has its result."""
-    with contextlib.suppress(InvalidStateError):
-        call.set_exception(RuntimeError("Event loop is closed"))
+    call.end(None, RuntimeError("Event loop is closed"))

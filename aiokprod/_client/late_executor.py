@@ -35,6 +35,16 @@ class LateExecutor(ThreadPoolExecutor):
             done.set_exception(error)
         return done
 
+    def _adjust_thread_count(self) -> None:
+        """Called when a function was put into the queue. If no thread can be started, the function
+        waits for one of the others; without any it is removed, or it would run twice."""
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                self._work_queue.get_nowait()
+                raise
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As `Executor.shutdown`."""
         self._is_shut_down = True

@@ -5,14 +5,23 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
-from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from collections import deque
+from concurrent.futures._base import (
+    CANCELLED,
+    CANCELLED_AND_NOTIFIED,
+    FINISHED,
+    LOGGER,
+    PENDING,
+)
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from aiokprod._client.thread_waits import ThreadWaits
 from aiokprod._core.batch import RecordMetadata
 
 if TYPE_CHECKING:
     import asyncio
     import contextvars
+    from collections.abc import Callable
 
     from aiokprod._core.batch import Delivery
     from aiokprod.errors import KafkaError
@@ -59,6 +68,10 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     else that is done for a record. Here they are made when they are first used, mostly never. So a
     state is changed under a lock of the queue, and waiters are only notified if there are any.
 
+    `result`, `exception`, `cancel` and `add_done_callback` may be interrupted by a signal handler
+    that waits for the loop; see `ThreadWaits`. `concurrent.futures.wait` and `as_completed` may
+    not: they have locks that the loop takes when a record ends.
+
     Attributes:
         topic: that of the record.
         fields: the arguments of `Producer.send` in its order; None once the record is in a batch
@@ -71,7 +84,6 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     # Also the attributes of `Future`: no dict is made for them.
     __slots__ = (
         "_appending",
-        "_done_callbacks",
         "_exception",
         "_made_condition",
         "_queue",
@@ -80,6 +92,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         "_state",
         "_unread",
         "_waiters",
+        "_watchers",
         "context",
         "delivery",
         "fields",
@@ -101,23 +114,32 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         self._result: Any = None
         self._exception: BaseException | None = None
         self._made_condition: threading.Condition | None = None
+        self._watchers: _Watchers | None = None
         self._retrieved = False
         self._unread: _Unread | None = None
         self._appending: asyncio.Task[Delivery] | None = None
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What the methods of `Future`, `wait` and `as_completed` lock."""
+        """What `wait` and `as_completed` lock."""
         if self._made_condition is None:
             made = threading.Condition()
             waiters: list[Any] = []
-            callbacks: list[Any] = []
             with self._queue.outcomes:  # without a call, in which a signal handler could run
                 if self._made_condition is None:
                     self._waiters = waiters
-                    self._done_callbacks = callbacks
                     self._made_condition = made
         return self._made_condition
+
+    def _watched(self) -> _Watchers:
+        """The threads and functions that wait for the end. A caller that adds one must then look at
+        the state: the record may have ended before."""
+        if self._watchers is None:
+            made = _Watchers()
+            with self._queue.outcomes:  # without a call
+                if self._watchers is None:
+                    self._watchers = made
+        return self._watchers
 
     # -- in any thread --------------------------------------------------------------------------
 
@@ -135,17 +157,23 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def cancel(self) -> bool:
         """Withdraw the record or stop waiting for it. False if it has its outcome already."""
-        condition = self._condition
-        with condition:
-            with self._queue.outcomes:
-                if self._state != PENDING:
-                    return self.cancelled()
+        with self._queue.outcomes:  # without a call
+            is_first = self._state == PENDING
+            if is_first:
                 self._state = CANCELLED
-            condition.notify_all()
-        self._invoke_callbacks()  # type: ignore[attr-defined]
+        if not is_first:
+            return self.cancelled()
+        self._call_watchers()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing can be withdrawn
             self._queue.loop.call_soon_threadsafe(self._withdraw)
         return True
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call the function when the record has its outcome or was cancelled, or now if that is so.
+        What it raises is logged."""
+        self._watched().callbacks.append(fn)
+        if self._state != PENDING:
+            self._call_watchers()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The record's metadata.
@@ -160,26 +188,36 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         if self._state == FINISHED and self._exception is None:
             metadata: RecordMetadata = self._result
             return metadata
-        self._begin_retrieval()
-        try:
-            return super().result(timeout)
-        finally:
-            self._retrieved = self.done()
+        error = self._retrieved_error(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, self  # no cycle of error, traceback and frame
+        metadata = self._result
+        return metadata
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error of a record that failed, None if it was delivered; raises as `result`."""
-        self._begin_retrieval()
-        try:
-            return super().exception(timeout)
-        finally:
-            self._retrieved = self.done()
+        return self._retrieved_error(timeout)
 
-    def _begin_retrieval(self) -> None:
-        if not self.done():
+    def _retrieved_error(self, timeout: float | None) -> BaseException | None:
+        if self._state == PENDING:
             self._queue.check_waiting(self)
         self._retrieved = True
+        try:
+            if self._state == PENDING:
+                self._watched().waits.wait(self.done, timeout)
+        finally:
+            self._retrieved = False  # before the look: a failure after it is not retrieved
+            has_ended = self._retrieved = self.done()
+        if not has_ended:
+            raise TimeoutError
         if self._unread is not None:
             self._unread.error = None
+        if self.cancelled():
+            raise concurrent.futures.CancelledError
+        return self._exception
 
     # -- on the loop ----------------------------------------------------------------------------
 
@@ -191,49 +229,83 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Set an error as the outcome, unless the future was cancelled."""
+        """Set an error as the outcome, unless it has one or was cancelled."""
         self.fields, self.context = _NO_FIELDS, None
-        if not self._retrieved:
-            self._unread = _Unread(self._queue, error)
         self._finish(None, error)
-        if self._state != FINISHED and self._unread is not None:
-            self._unread.error = None
+        if self._exception is error:
+            if not self._retrieved:
+                self._unread = _Unread(self._queue, error)
+            if self._retrieved and self._unread is not None:  # meanwhile
+                self._unread.error = None
 
     def _finish(self, result: RecordMetadata | None, error: BaseException | None) -> None:
-        with self._queue.outcomes:
+        with self._queue.outcomes:  # without a call
             condition = self._made_condition
-            if condition is None and self._state == PENDING:
+            is_first = condition is None and self._state == PENDING
+            if is_first:
                 self._result = result
                 self._exception = error
                 self._state = FINISHED
         if condition is not None:
-            # `wait` and `as_completed` add waiters and read the state under this lock, so both
-            # must change together.
-            with condition:
-                with self._queue.outcomes:
-                    self._set(result, error)
-                if self._state == FINISHED:
-                    for waiter in self._waiters:
-                        if error is None:
-                            waiter.add_result(self)
-                        else:
-                            waiter.add_exception(self)
-                    condition.notify_all()
-        if self._state != FINISHED:
+            is_first = self._finish_seen(condition, result, error)
+        if is_first:
+            if self._watchers is not None:
+                self._call_watchers()
+        elif self._state == CANCELLED:
             self.end_cancelled()
-        elif condition is not None:
-            self._invoke_callbacks()  # type: ignore[attr-defined]
 
-    def _set(self, result: RecordMetadata | None, error: BaseException | None) -> None:
-        if self._state == PENDING:
-            self._result = result
-            self._exception = error
-            self._state = FINISHED
+    def _finish_seen(
+        self,
+        condition: threading.Condition,
+        result: RecordMetadata | None,
+        error: BaseException | None,
+    ) -> bool:
+        """`_finish` of a record that `wait` or `as_completed` may look at. They add waiters and
+        read the state under this lock, so both must change together."""
+        with condition:
+            with self._queue.outcomes:  # without a call
+                is_first = self._state == PENDING
+                if is_first:
+                    self._result = result
+                    self._exception = error
+                    self._state = FINISHED
+            if is_first:
+                for waiter in self._waiters:
+                    if error is None:
+                        waiter.add_result(self)
+                    else:
+                        waiter.add_exception(self)
+        return is_first
+
+    def _call_watchers(self) -> None:
+        """Wake the threads in `result`, and make each callback once. Any thread may be here."""
+        watchers = self._watchers
+        if watchers is None:
+            return
+        watchers.waits.wake()
+        while watchers.callbacks:
+            try:
+                function = watchers.callbacks.popleft()
+            except IndexError:  # of another thread
+                return
+            try:
+                function(self)
+            except Exception:
+                LOGGER.exception("exception calling callback for %r", self)
 
     def end_cancelled(self) -> None:
-        """Report to waiters that the future was cancelled."""
-        if self._state == CANCELLED:
-            self.set_running_or_notify_cancel()
+        """Report to `wait` and `as_completed` that the future was cancelled."""
+        with self._queue.outcomes:  # without a call
+            condition = self._made_condition
+            if condition is None and self._state == CANCELLED:
+                self._state = CANCELLED_AND_NOTIFIED
+        if condition is None:
+            return
+        with condition:
+            if self._state == CANCELLED:
+                self._state = CANCELLED_AND_NOTIFIED
+                for waiter in self._waiters:
+                    waiter.add_cancelled(self)
 
     def waits(self, appending: asyncio.Task[Delivery]) -> None:
         """The record waits for metadata or memory. Cancelling the task withdraws it."""
@@ -253,6 +325,16 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             self.delivery.cancel()
         elif self._appending is not None:
             self._appending.cancel()
+
+
+class _Watchers:
+    """The threads that wait for a record, and the functions that are called at its end."""
+
+    __slots__ = ("callbacks", "waits")
+
+    def __init__(self) -> None:
+        self.waits = ThreadWaits()
+        self.callbacks: deque[Callable[[Any], object]] = deque()
 
 
 class _Unread:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiokprod._client.record_future import Fields, RecordFuture, RecordLink, size_of
+from aiokprod._client.thread_waits import ThreadWaits
 from aiokprod._client.unread_failures import UnreadFailures
 from aiokprod._core.batch import Delivery
 from aiokprod.errors import (
@@ -89,10 +90,11 @@ class ThreadQueue:
         self.thread = threading.get_ident()
         self.forked = False
         # The locks are reentrant: a signal handler that interrupts the main thread may send too.
-        # The loop never takes `_lock`: a handler that interrupts `put` may wait for the loop.
+        # The loop takes no lock that a caller holds during a call: a handler that interrupts that
+        # call may wait for the loop.
         self.outcomes = threading.RLock()
         self._lock = threading.RLock()
-        self._room = threading.Condition()
+        self._room = ThreadWaits()
         self._runtime = runtime
         self._appender = runtime.appender
         self._submitter = submitter
@@ -106,7 +108,6 @@ class ThreadQueue:
         # Bytes are added by callers and taken off by the loop: two counters, each with one owner.
         self._bytes_in = 0
         self._bytes_out = 0
-        self._callers_waiting = 0
         self._refusal: KafkaError | None = None
         self._idle: asyncio.Future[None] | None = None
         self._drain: Drain | None = None
@@ -126,9 +127,11 @@ class ThreadQueue:
         try:
             if not self._accepts(record):
                 self._wait_for_room(record)
-            if self._refusal is not None and self._take_back(record):
+            is_refused = self._refusal is not None and self._take_back(record)
+            self._wake()  # also after a refusal: `finish` may wait until the queue is empty
+            if is_refused:
+                assert self._refusal is not None
                 raise self._refusal.copy()
-            self._wake()
         except Exception:
             raise
         except BaseException:  # KeyboardInterrupt: the caller does not get the future
@@ -192,12 +195,7 @@ class ThreadQueue:
             accepted = self._accepts(record)
             return accepted or self._refusal is not None
 
-        with self._room:
-            self._callers_waiting += 1
-            try:
-                self._room.wait_for(ended, self._max_block)
-            finally:
-                self._callers_waiting -= 1
+        self._room.wait(ended, self._max_block)
         if accepted:
             return
         if self._refusal is not None:
@@ -211,7 +209,7 @@ class ThreadQueue:
         """The loop was closed although the producer was not."""
         error = ProducerClosed("the event loop of the producer is closed")
         self._refusal = error.with_(outcome=Outcome.NOT_SENT)
-        self._wake_callers()
+        self._room.wake()
         with contextlib.suppress(IndexError):  # empty; another thread may be here too
             while True:
                 self._records.popleft().fail(self._refusal.copy())
@@ -252,8 +250,9 @@ class ThreadQueue:
             self._is_scheduled = False  # first: what arrives from now on is taken or schedules
         try:
             for _ in range(min(GROUP, len(self._records))):
-                record = self._records.popleft()
-                self._taken += 1
+                record = self._next()
+                if record is None:
+                    break
                 self._append(record)
         finally:
             if busy and len(self._records) < GROUP:
@@ -265,15 +264,27 @@ class ThreadQueue:
                 self.loop.call_soon(self._take)
             self._make_room()
 
+    def _next(self) -> RecordFuture | None:
+        """Take a record from the queue. None if it is empty: others may take records back."""
+        try:
+            record = self._records.popleft()
+        except IndexError:
+            return None
+        self._taken += 1
+        return record
+
     def _append(self, record: RecordFuture) -> None:
         """Append a record, or let it wait in the line of its topic."""
         if record.topic in self._lines:
             self._park(record, None)
             return
-        has_ended, serialized = self._try_append(record)
-        if has_ended:
-            self._bytes_out += record.size
-        else:
+        has_ended = True
+        try:
+            has_ended, serialized = self._try_append(record)
+        finally:
+            if has_ended:
+                self._bytes_out += record.size
+        if not has_ended:
             self._park(record, serialized)
 
     def _try_append(self, record: RecordFuture) -> tuple[bool, SerializedRecord | None]:
@@ -293,7 +304,6 @@ class ThreadQueue:
         except BaseException as error:
             self._fail(record, error)
             if not isinstance(error, Exception):
-                self._bytes_out += record.size
                 raise
             return True, None
         if isinstance(result, Delivery):
@@ -316,13 +326,9 @@ class ThreadQueue:
             self._drain.failed(record.topic, outcome)
         record.fail(error)
 
-    def _wake_callers(self) -> None:
-        if self._callers_waiting:
-            with self._room:
-                self._room.notify_all()
-
     def _make_room(self) -> None:
-        self._wake_callers()
+        if self._room:
+            self._room.wake()
         if self._idle is not None and self.is_empty and not self._idle.done():
             self._idle.set_result(None)
 
@@ -390,7 +396,11 @@ class ThreadQueue:
         self, record: RecordFuture, link: RecordLink, task: asyncio.Task[Delivery]
     ) -> None:
         if task.cancelled():
-            record.end_cancelled()
+            link.record = None
+            if record.cancelled():
+                record.end_cancelled()
+            else:  # as by a shutdown that cancels every task
+                self._refuse(record, tried=True)
         elif (error := task.exception()) is not None:
             link.record = None
             self._fail(record, error)
@@ -419,7 +429,7 @@ class ThreadQueue:
     async def flush(self) -> None:
         """Return once every record that is in the queue now is in a batch or has failed."""
         goal = self._taken + len(self._records)
-        while self._taken < goal:
+        while self._records and self._taken < goal:  # callers may take records back
             if not self._is_scheduled:
                 self._take()
             await asyncio.sleep(PAUSE)
@@ -444,7 +454,7 @@ class ThreadQueue:
         """
         self._drain = drain
         self._refusal = ProducerClosed("the producer is closed; create a new one")
-        self._wake_callers()
+        self._room.wake()
         try:
             if not self.is_empty and deadline > self.loop.time():
                 self.loop.call_soon(self._take)  # a caller may have been interrupted before `_wake`
@@ -460,7 +470,7 @@ class ThreadQueue:
     def _on_failure(self, error: KafkaError) -> None:
         """The producer has failed: nothing can be sent any more."""
         self._reason = self._refusal = error.copy().with_(outcome=Outcome.NOT_SENT)
-        self._wake_callers()
+        self._room.wake()
         self.give_up()
 
     async def abort(self) -> None:
@@ -477,9 +487,8 @@ class ThreadQueue:
     def give_up(self) -> None:
         """Fail the records that are still in the queue."""
         records = []
-        while self._records:  # other threads may still append
-            records.append(self._records.popleft())
-        self._taken += len(records)
+        while (record := self._next()) is not None:  # other threads may still append
+            records.append(record)
         self._bytes_out += sum(record.size for record in records)
         for record in records:
             self._refuse(record)

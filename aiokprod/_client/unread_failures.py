@@ -31,22 +31,28 @@ class UnreadFailures:
         self._observer = observer
         self._client_id = client_id
         self._errors: deque[BaseException] = deque()
+        self._is_scheduled = False
 
     def add(self, error: BaseException) -> None:
         """A future died with an error that no caller has retrieved. May be called by the garbage
         collector, so that it takes no lock."""
         self._errors.append(error)
-        if len(self._errors) == 1 and not self.forked:
-            try:
-                self._loop.call_soon_threadsafe(self._report)
-            except RuntimeError:  # the loop is closed
-                self._report()
+        if self.forked or (self._is_scheduled and not self._loop.is_closed()):
+            return
+        self._is_scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._report)
+        except RuntimeError:  # the loop is closed
+            self._report()
+        except BaseException:  # of a signal handler
+            self._is_scheduled = False
+            raise
 
     def _report(self) -> None:
+        self._is_scheduled = False  # first: what arrives from now on is taken or schedules
         found: Counter[TopicPartition] = Counter()
         first: dict[TopicPartition, KafkaError] = {}
-        while self._errors:
-            error = self._errors.popleft()
+        while (error := self._next()) is not None:
             if not isinstance(error, KafkaError):
                 logger.error(
                     "sending a record of another thread failed", exc_info=error,
@@ -69,3 +75,9 @@ class UnreadFailures:
                     client_id=self._client_id, records=records,
                 ),
             )  # fmt: skip
+
+    def _next(self) -> BaseException | None:
+        try:
+            return self._errors.popleft()
+        except IndexError:  # empty; another thread may be here too if the loop is closed
+            return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from aiokprod.serializers import SerializerProblem
@@ -15,6 +16,9 @@ R = TypeVar("R")
 
 _FAILURE_KEPT_S: Final = 1.0
 """So that every record with a schema that the registry does not have is not a request."""
+
+
+_ABANDONED: Final = "the request was abandoned"
 
 
 class RepeatableProblem(SerializerProblem):
@@ -116,6 +120,8 @@ class SharedCalls(Generic[K, R]):
             call.task = loop.create_task(
                 self._run(calls, key, call, make), name="aiokprod-schema-lookup"
             )
+            # Not in `_run`: a task that is cancelled before its first step runs nothing of it.
+            call.task.add_done_callback(partial(self._end_abandoned, calls, key, call))
         return call
 
     async def result(self, key: K, make: Callable[[], Awaitable[R]]) -> R:
@@ -135,7 +141,9 @@ class SharedCalls(Generic[K, R]):
             call.waiters.pop(waiter, None)
             if not call.waiters and not self._keeps_running:
                 call.cancel()  # has no effect if it has ended
-                self._forget(key, call)  # the next task begins a new one
+                self._forget(
+                    self._calls(asyncio.get_running_loop()), key, call
+                )  # the next task begins a new one
         if isinstance(answer, RepeatableProblem):
             raise answer.copy()
         return answer
@@ -156,22 +164,32 @@ class SharedCalls(Generic[K, R]):
     async def _run(
         self, calls: _LoopCalls[K, R], key: K, call: _Call[R], make: Callable[[], Awaitable[R]]
     ) -> None:
-        answer: R | RepeatableProblem = RepeatableProblem("the request was abandoned")
+        answer: R | RepeatableProblem = RepeatableProblem(_ABANDONED)
         try:
             answer = await make()
         except Exception as error:
             answer = error.copy() if isinstance(error, RepeatableProblem) else self._describe(error)
             self._remember(calls, key, answer)
         finally:
-            self._forget(key, call)
-            for waiter in call.waiters:
-                if not waiter.done():
-                    waiter.set_result(answer)
+            self._end(calls, key, call, answer)
 
-    def _forget(self, key: K, call: _Call[R]) -> None:
-        running = self._calls(asyncio.get_running_loop()).running
-        if running.get(key) is call:
-            del running[key]
+    def _end_abandoned(
+        self, calls: _LoopCalls[K, R], key: K, call: _Call[R], task: asyncio.Task[None]
+    ) -> None:
+        if task.cancelled():
+            self._end(calls, key, call, RepeatableProblem(_ABANDONED))
+
+    def _end(
+        self, calls: _LoopCalls[K, R], key: K, call: _Call[R], answer: R | RepeatableProblem
+    ) -> None:
+        self._forget(calls, key, call)
+        for waiter in call.waiters:
+            if not waiter.done():
+                waiter.set_result(answer)
+
+    def _forget(self, calls: _LoopCalls[K, R], key: K, call: _Call[R]) -> None:
+        if calls.running.get(key) is call:
+            del calls.running[key]
 
     def _remember(self, calls: _LoopCalls[K, R], key: K, error: RepeatableProblem) -> None:
         calls.failed.pop(key, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, get_args
 
@@ -22,7 +23,8 @@ class ConfluentSerializer:
 
     An asynchronous one (`await AsyncAvroSerializer(...)`) is awaited for each record. A synchronous
     one sends requests in whichever call needs one, and blocks: its first call of a topic runs in a
-    thread, one at a time, and later calls run on the event loop, as its cache has the schema then.
+    thread, one at a time for each event loop, and later calls run on the event loop, as its cache
+    has the schema then.
 
     Args:
         inner: called as `inner(data, context)`; bytes, None or an awaitable of them.
@@ -58,7 +60,17 @@ class ConfluentSerializer:
         call = inner if inspect.isroutine(inner) else type(inner).__call__
         self._is_async = inspect.iscoroutinefunction(call)
         self._ready: set[str] = set()
-        self._lock: asyncio.Lock | None = None
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Locks belong to a loop of this process.
+        return {name: value for name, value in self.__dict__.items() if name != "_locks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._locks = weakref.WeakKeyDictionary()
 
     def meant_for(self, field: Field) -> None:
         """Check the setting that the serializer is passed to.
@@ -102,9 +114,11 @@ class ConfluentSerializer:
         raise failure
 
     async def _in_thread(self, topic: str, data: Any, context: Any) -> Serialized:
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        async with self._lock:
+        loop = asyncio.get_running_loop()
+        lock = self._locks.get(loop)
+        if lock is None:
+            lock = self._locks.setdefault(loop, asyncio.Lock())
+        async with lock:
             try:
                 result: Serialized = await asyncio.to_thread(self.inner, data, context)
             except Exception as error:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import json
 import random
 import ssl
-import threading
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -280,7 +280,6 @@ class Registry:
         self._calls: SharedCalls[SchemaQuestion, RegisteredSchema] = SharedCalls(
             self.cache, False, _described
         )
-        self._lock = threading.Lock()
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -314,10 +313,12 @@ class Registry:
 
     async def _fetched(self, question: SchemaQuestion) -> RegisteredSchema:
         found = await self._found(question)
-        with self._lock:
-            while len(self._known) >= self.cache:
+        # Without a lock, which a thread may have when another one forks: the child could never take
+        # it.
+        while len(self._known) >= self.cache:
+            with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # of another thread
                 del self._known[next(iter(self._known))]
-            self._known[question] = found
+        self._known[question] = found
         return found
 
     async def _found(self, question: SchemaQuestion) -> RegisteredSchema:
@@ -492,21 +493,20 @@ class Registry:
         return RegistryResponse(answer.status, answer.body)
 
     def _slots_of(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-        with self._lock:
-            slots = self._slots.get(loop)
-            if slots is None:
-                slots = self._slots[loop] = asyncio.Semaphore(_MAX_REQUESTS)
-            return slots
+        # Without a lock: only the thread of a loop adds it.
+        slots = self._slots.get(loop)
+        if slots is None:
+            slots = self._slots.setdefault(loop, asyncio.Semaphore(_MAX_REQUESTS))
+        return slots
 
     def __getstate__(self) -> dict[str, Any]:
-        # Locks and requests belong to a process.
+        # Requests belong to a process.
         state = dict(self.__dict__)
-        del state["_lock"], state["_slots"]
+        del state["_slots"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
         self._slots = weakref.WeakKeyDictionary()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from aiokprod._client.event_loops import ThreadedLoop, new_event_loop
+from aiokprod._client.event_loops import LoopCall, ThreadedLoop, new_event_loop
 from aiokprod._client.late_executor import LateExecutor
 from tests.hang import HANG_S
+from tests.interruptions import interrupted_everywhere
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -101,6 +102,33 @@ def test_late_executor_works_after_the_threads_of_executors_were_ended(
         executor.submit(threading.get_ident)
 
 
+def test_late_executor_runs_a_function_once_if_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    executor, threads = LateExecutor(2), list[int]()
+
+    def note() -> None:
+        threads.append(threading.get_ident())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        executor.submit(note).result(0)
+    may_end = threading.Event()
+    busy = executor.submit(may_end.wait, HANG_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        waiting = executor.submit(note)
+    assert threads == [threading.get_ident()]
+    may_end.set()
+    waiting.result(HANG_S)
+    assert busy.result(HANG_S)
+    executor.shutdown()
+    assert len(threads) == len(set(threads)) == 2
+
+
 def test_call_that_a_closing_loop_does_not_begin_ends() -> None:
     thread = ThreadedLoop("loop")
     thread.run(asyncio.sleep(0))
@@ -114,3 +142,52 @@ def test_call_that_a_closing_loop_does_not_begin_ends() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         thread.start(coroutine).result(HANG_S)
     coroutine.close()
+
+
+def test_signal_handler_that_waits_for_the_loop_may_interrupt_a_call() -> None:
+    thread = ThreadedLoop("loop")
+    may_end: list[asyncio.Event] = []
+
+    async def wait() -> int:
+        await may_end[-1].wait()
+        return 1
+
+    def end() -> None:
+        thread.read(may_end[-1].set)
+        thread.run(asyncio.sleep(0))
+
+    def make() -> Any:
+        may_end.append(asyncio.Event())
+        return lambda: thread.run(wait())
+
+    results = interrupted_everywhere(make, end)
+    assert len(results) > 10
+    assert set(results) == {1}
+    thread.stop(HANG_S)
+
+
+def test_cancelled_call_has_no_result_and_ends_on_the_loop() -> None:
+    thread = ThreadedLoop("loop")
+    ended = threading.Event()
+
+    async def sleep() -> None:
+        try:
+            await asyncio.sleep(HANG_S)
+        finally:
+            ended.set()
+
+    call = thread.start(sleep())
+    thread.run(asyncio.sleep(0))
+    call.cancel()
+    call.cancel()
+    assert call.cancelled()
+    with pytest.raises(concurrent.futures.CancelledError):
+        call.result(0)
+    assert ended.wait(HANG_S)
+    coroutine = sleep()
+    call = LoopCall(thread.loop, coroutine, lambda _: None)
+    call.cancel()
+    call.begin()  # does not run it
+    assert not LoopCall.ended(1).cancelled()
+    assert LoopCall.ended(1).result() == 1
+    thread.stop(HANG_S)

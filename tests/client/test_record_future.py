@@ -13,6 +13,7 @@ import pytest
 from aiokprod import KafkaError, RecordMetadata
 from aiokprod._client.record_future import RecordFuture, size_of
 from tests.hang import HANG_S
+from tests.interruptions import interrupted_everywhere
 
 METADATA = RecordMetadata("t", 0, 0, 0)
 
@@ -138,3 +139,66 @@ def test_record_cancelled_on_its_way_is_withdrawn_where_it_arrives(queue: Queue)
     record.waits(appending)  # type: ignore[arg-type]
     record.appended(delivery)  # type: ignore[arg-type]
     assert (appending.cancellations, delivery.cancellations) == (1, 1)
+
+
+def test_signal_handler_that_waits_for_the_loop_may_interrupt_every_call(queue: Queue) -> None:
+    calls: dict[str, Any] = {
+        "result": lambda record: record.result(HANG_S) is METADATA,
+        "exception": lambda record: record.exception(HANG_S) is None,
+        "cancel": lambda record: record.cancel() is record.cancelled(),
+        "add_done_callback": lambda record: record.add_done_callback(called.append) is None,
+    }
+    for name, call in calls.items():
+        called: list[Any] = []
+        records: list[RecordFuture] = []
+
+        def make(call: Any = call, records: Any = records) -> Any:
+            records.append(record_of(queue))
+            return lambda: call(records[-1])
+
+        def settle(records: Any = records) -> None:
+            records[-1].settle(METADATA, None)
+
+        results = interrupted_everywhere(make, settle)
+        assert len(results) > 3
+        assert all(results)
+        assert called == (records[: len(results)] if name == "add_done_callback" else [])
+
+
+def test_failure_that_overtakes_a_timeout_is_raised(queue: Queue) -> None:
+    """Otherwise it would be neither raised nor reported as unread."""
+
+    def make() -> Any:
+        record = record_of(queue)
+        made.append(record)
+
+        def wait() -> bool:
+            try:
+                record.result(0)
+            except KafkaError:
+                return True
+            except TimeoutError:
+                return False
+            raise AssertionError
+
+        return wait
+
+    made: list[RecordFuture] = []
+    results = interrupted_everywhere(make, lambda: made[-1].settle(None, KafkaError("failed")))
+    assert len(results) > 5
+    assert all(results)
+    made.clear()
+    assert not queue.unread
+
+
+def test_failure_of_a_record_with_an_outcome_is_not_reported(queue: Queue) -> None:
+    record, first = record_of(queue), KafkaError("first")
+    record.fail(first)
+    called: list[Any] = []
+    record.add_done_callback(called.append)
+    concurrent.futures.wait([record], 0)
+    record.fail(KafkaError("second"))
+    assert record.exception() is first
+    assert called == [record]
+    del record, called
+    assert not queue.unread

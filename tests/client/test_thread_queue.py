@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -27,6 +28,7 @@ from aiokprod import (
     WrongLoop,
 )
 from aiokprod._client import thread_queue
+from aiokprod._client.record_future import RecordFuture
 from aiokprod._client.thread_queue import ThreadQueue
 from aiokprod.testing import FakeCluster
 from tests.hang import HANG_S, until
@@ -181,6 +183,23 @@ def test_task_that_appends_waiting_records_may_be_cancelled_by_others() -> None:
                 error = record.exception()
                 assert isinstance(error, ProducerClosed)
                 assert error.outcome is Outcome.NOT_SENT
+        assert (await asyncio.wrap_future(producer.send_threadsafe("t", b"v"))).offset == 0
+
+    play(main)
+
+
+def test_task_that_appends_a_record_may_be_cancelled_by_others() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        cluster.auto_create = False
+        records = [producer.send_threadsafe("absent", b"v") for _ in range(2)]
+        for record in records:
+            await until(lambda record=record: record._appending is not None)  # type: ignore[misc]
+            record._appending.cancel()  # type: ignore[attr-defined]
+            await until(record.done)
+            error = record.exception()
+            assert isinstance(error, ProducerClosed)
+            assert error.outcome is Outcome.NOT_SENT
+        assert producer.metrics()["records_refused"] == 2
         assert (await asyncio.wrap_future(producer.send_threadsafe("t", b"v"))).offset == 0
 
     play(main)
@@ -386,7 +405,124 @@ def test_callback_that_raises_is_logged_and_others_run(caplog: pytest.LogCapture
     assert any("exception calling callback" in record.getMessage() for record in caplog.records)
 
 
+def test_error_that_is_no_exception_ends_a_line_and_its_bytes_are_counted_once() -> None:
+    class Stop(BaseException):
+        pass
+
+    def encode(value: str) -> bytes:
+        if value == "stop":
+            raise Stop
+        return value.encode()
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        records = [producer.send_threadsafe("t", value) for value in ("first", "stop", "later")]
+        await until(lambda: all(record.done() for record in records))
+        assert [type(record.exception()) for record in records] == [
+            type(None), Stop, ProducerClosed,
+        ]  # fmt: skip
+        queue = queue_of(producer)
+        assert queue._bytes_in == queue._bytes_out > 0
+
+    play(main, value_serializer=encode)
+
+
 # -- interruptions and ends in the middle ---------------------------------------------------------
+
+
+class _Late(deque[Any]):
+    """A queue whose last record is taken back while the loop is about to take it."""
+
+    stale = 2
+
+    def __len__(self) -> int:
+        self.stale -= 1
+        return super().__len__() + (self.stale >= 0)
+
+
+@pytest.mark.parametrize("name", ["_take", "give_up"])
+def test_record_may_be_taken_back_while_the_loop_is_about_to_take_it(name: str) -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.warm(["t"])
+        queue = queue_of(producer)
+        record = producer.send_threadsafe("t", b"v")
+        queue._records = _Late(queue._records)
+        getattr(queue, name)()
+        await producer.flush()
+        assert record.done()
+        assert (record.exception() is None) is (name == "_take")
+
+    play(main)
+
+
+def test_close_ends_if_the_last_record_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller finds room, then `close` begins, then the caller appends its record, the records
+    before it end, and the caller takes its record back."""
+    has_room, take_back = ThreadQueue._has_room, ThreadQueue._take_back
+    checking, appended = threading.Event(), threading.Event()
+    may_append, may_take_back = threading.Event(), threading.Event()
+
+    def slow_check(queue: ThreadQueue, size: int) -> bool:
+        checking.set()
+        may_append.wait(HANG_S)
+        return has_room(queue, size)
+
+    def slow_take_back(queue: ThreadQueue, record: Any) -> bool:
+        appended.set()
+        may_take_back.wait(HANG_S)
+        return take_back(queue, record)
+
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        await producer.warm(["t"])
+        cluster.auto_create = False
+        waiting = producer.send_threadsafe("absent", b"v")
+        await until(lambda: bool(queue_of(producer)._lines))
+        monkeypatch.setattr(ThreadQueue, "_has_room", slow_check)
+        monkeypatch.setattr(ThreadQueue, "_take_back", slow_take_back)
+        late = asyncio.ensure_future(asyncio.to_thread(producer.send_threadsafe, "t", b"late"))
+        await until(checking.is_set)
+        closing = asyncio.ensure_future(producer.close())
+        await until(lambda: queue_of(producer)._refusal is not None)
+        may_append.set()
+        await until(appended.is_set)
+        waiting.cancel()
+        await until(lambda: not queue_of(producer)._lines)
+        may_take_back.set()
+        await asyncio.wait_for(closing, HANG_S)
+        with pytest.raises(ProducerClosed):
+            await late
+        assert cluster.values("t", 0) == []
+
+    play(main)
+
+
+def test_flush_ends_if_a_record_is_taken_back() -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        queue = queue_of(producer)
+        queue._is_scheduled = True  # by a caller that has not woken the loop yet
+        record = producer.send_threadsafe("t", b"v")
+        flushing = asyncio.ensure_future(producer.flush())
+        await asyncio.sleep(0)
+        assert isinstance(record, RecordFuture)
+        assert queue._take_back(record)
+        queue._take()
+        await asyncio.wait_for(flushing, HANG_S)
+
+    play(main)
+
+
+def test_failures_that_die_in_two_threads_at_once_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
+        unread = queue_of(producer)._unread
+        unread._errors.append(KafkaError("of a thread that has not woken the loop yet"))
+        unread.add(KafkaError("unread"))
+        await until(lambda: producer.metrics()["records_unretrieved"] == 2)
+        unread.add(KafkaError("one more"))
+        await until(lambda: producer.metrics()["records_unretrieved"] == 3)
+
+    play(main)
+    assert "records of other threads failed" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["_accepts", "_wake"])

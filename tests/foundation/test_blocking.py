@@ -35,6 +35,7 @@ from aiokprod import (
     WrongLoop,
 )
 from aiokprod import blocking as module
+from aiokprod._client.drain import EMPTY_DRAIN
 from aiokprod._client.event_loops import ThreadedLoop
 from aiokprod._client.record_future import RecordFuture
 from aiokprod.testing import FakeCluster
@@ -452,7 +453,7 @@ def test_interrupted_close_gives_up_the_drain_and_later_calls_get_its_report(
         closing = producer._begin_close(None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         other = pool.submit(producer.close)
-        wait_until(lambda: closing.running() or other.running())
+        wait_until(other.running)
         result = closing.result
 
         def interrupt(timeout: float | None = None) -> Any:
@@ -510,6 +511,35 @@ def test_signal_handler_may_close_the_producer_while_it_is_being_started(
     assert producer.drain_report is reports[0]
     with pytest.raises(ProducerClosed):
         producer.start()
+
+
+@pytest.mark.parametrize("place", ["run", "constructor"])
+def test_signal_handler_may_send_while_the_producer_is_being_started(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with contextlib.closing(blocking(cluster)) as producer:
+        run, sent = ThreadedLoop.run, []
+
+        def handle() -> None:
+            monkeypatch.undo()
+            sent.append(producer.send("t", b"of the handler", timeout=HANG_S).offset)
+
+        def interrupted(thread: ThreadedLoop, coroutine: Any, timeout: float | None = None) -> Any:
+            handle()
+            return run(thread, coroutine, timeout)
+
+        def constructed(name: str) -> ThreadedLoop:
+            handle()
+            return ThreadedLoop(name)
+
+        if place == "run":
+            monkeypatch.setattr(ThreadedLoop, "run", interrupted)
+        else:
+            monkeypatch.setattr(module, "ThreadedLoop", constructed)
+        producer.start()
+        assert producer.send("t", b"v").offset == 1
+        assert sent == [0]
+    assert cluster.values("t", 0) == [b"of the handler", b"v"]
 
 
 def test_serializer_that_raises_system_exit_ends_its_record_only(cluster: FakeCluster) -> None:
@@ -781,6 +811,18 @@ def test_fork_while_the_producer_is_started_or_closed_by_another_thread(
     on_loop_of.loop.call_soon_threadsafe(closing._producer._lifecycle.thread_queue.give_up)  # type: ignore[union-attr]
     thread.join(HANG_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_child_can_close_a_producer_that_only_the_parent_has_used(cluster: FakeCluster) -> None:
+    with blocking(cluster) as producer:
+
+        def child() -> None:
+            assert producer._begin_close(0).result(HANG_S) == EMPTY_DRAIN
+            producer.close()
+
+        assert in_child(child) == 0
+        assert producer.send("t", b"v").offset == 0
 
 
 def test_module_keeps_no_object_that_was_closed(cluster: FakeCluster) -> None:

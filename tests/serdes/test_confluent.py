@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiokprod.serdes import ConfluentSerializer
 from aiokprod.serdes._shared_calls import RepeatableProblem
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.virtual import run
+from tests.hang import HANG_S
 from tests.scenarios.scenario_helpers import make_producer
 
 
@@ -69,6 +71,44 @@ def test_synchronous_serializer_starts_in_a_thread(always: bool) -> None:
 
     asyncio.run(main())
     assert inner.threads == ([False] * 3 if always else [False, True, True])
+
+
+def test_synchronous_serializer_serves_the_loops_of_several_threads() -> None:
+    """No loop waits for the lock of another loop, which is released in another thread."""
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Inner):
+        def __call__(self, data: Any, context: Any) -> bytes:
+            if data == "slow":
+                began.set()
+                may_end.wait(HANG_S)
+            return super().__call__(data, context)
+
+    serializer = ConfluentSerializer(Slow())
+
+    async def both(topic: str, data: str) -> None:
+        calls: list[Any] = [serializer.serialize(topic, [], data) for _ in range(2)]
+        assert await asyncio.gather(*calls) == [repr(data).encode()] * 2
+
+    def other() -> None:
+        asyncio.run(both("slow", "slow"))
+        ended.set()
+
+    threading.Thread(target=other, daemon=True).start()
+    assert began.wait(HANG_S)
+    asyncio.run(both("t", "fast"))
+    may_end.set()
+    assert ended.wait(HANG_S)
+
+
+def test_serializer_that_was_used_can_be_pickled() -> None:
+    serializer = ConfluentSerializer(repr_of)
+    assert send(serializer, 1) == [(b"1", [])]
+    assert send(pickle.loads(pickle.dumps(serializer)), 1) == [(b"1", [])]
+
+
+def repr_of(data: Any, context: Any) -> bytes:
+    return repr(data).encode()
 
 
 def test_error_of_the_registry_has_its_status_and_code_only() -> None:

@@ -110,6 +110,17 @@ async def test_those_who_wait_for_an_abandoned_call_get_an_error_and_the_next_be
     assert await calls.result("a", make) == "answer 2"
 
 
+@in_virtual_time
+async def test_call_that_is_abandoned_before_its_task_runs_ends() -> None:
+    calls, make = shared(), Answers()
+    waiting = asyncio.create_task(calls.result("a", make))
+    await asyncio.sleep(0)
+    calls.abandon()
+    with pytest.raises(RepeatableProblem, match="the request was abandoned"):
+        await waiting
+    assert await calls.result("a", make) == "answer 1"
+
+
 def test_without_a_loop_there_is_no_failure_and_nothing_to_abandon() -> None:
     calls = shared()
     with pytest.raises(RepeatableProblem, match="KeyError"):
