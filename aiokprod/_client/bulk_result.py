@@ -210,8 +210,8 @@ class BulkProgress:
             state = "has not begun" if call is None else "is still running"
             raise ConfigError(f"the call {state}: await it, or cancel it, before its progress")
         self._is_read = True
-        await call.wait_settled()
         call.tell_refused()
+        await call.wait_settled()
         return call.result()
 
     def __del__(self) -> None:

@@ -380,10 +380,11 @@ class BulkSender:
 
     async def _finish(self) -> BulkResult:
         self._is_read = True
+        # Before the wait: a commit that another task calls meanwhile must not leave out a record.
+        self.tell_refused()
         if self.on_read is not None:
             self.on_read()
         await self.wait_settled()
-        self.tell_refused()
         if self.refused and self._wrong_types == self.position and self.interrupted is None:
             raise next(iter(self.refused.values()))
         return self.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from aiokprod import (
     AbortableTransactionError,
     ConfigError,
+    KafkaError,
     KafkaTimeout,
     Outcome,
     Producer,
@@ -406,6 +408,25 @@ async def test_commit_unknown_then_fenced_raises_unknown_later_calls_not_sent(
         await producer.send("t", b"v")
     assert caught.value.outcome is Outcome.NOT_SENT
     cluster.script.clear()
+
+
+@transactional()
+async def test_commit_during_a_bulk_call_does_not_leave_out_a_refused_record(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """Nor if the other task learns first that the batch was stored."""
+    await producer.begin_transaction()
+    await producer.send("t", b"metadata are known now", partition=0)
+    delivery = await producer.submit("t", b"in the same batch", partition=0)
+    columns: list[Any] = [b"a", "no bytes", b"c"]
+    sending = asyncio.create_task(producer.send_many("t", columns, partition=0))
+    with contextlib.suppress(KafkaError):
+        await delivery
+    with pytest.raises(AbortableTransactionError):
+        await producer.commit_transaction()
+    await producer.abort_transaction()
+    assert not (await sending).ok
+    assert committed(cluster) == []
 
 
 @transactional()
