@@ -98,6 +98,7 @@ class Runtime:
         self._started_at = loop.time()
         self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
+        self._cluster_id: str | None = None
         self._coordinators: Coordinators | None = None
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -407,6 +408,9 @@ class Runtime:
         self.observer.on_connection_closed(node_id, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        if self._cluster_id not in (None, snapshot.cluster_id):
+            self.sender.on_cluster_changed()
+        self._cluster_id = snapshot.cluster_id
         self.topic_slots.on_snapshot(snapshot)
         self.appender.snapshot = snapshot
         self.accumulator.on_snapshot(snapshot, self.loop.time())

@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 
 from aiokprod._wire.message import Message
-from aiokprod.errors import Code, MetadataTimeout, Outcome, UnsupportedVersion
+from aiokprod.errors import Code, KafkaError, MetadataTimeout, Outcome, UnsupportedVersion
 from aiokprod.producer import Producer
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.profiles import profile_named
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, History, error_of, now, scenario, until
+from tests.scenarios.scenario_helpers import (
+    RECOVERY,
+    TICK,
+    History,
+    error_of,
+    make_producer,
+    now,
+    scenario,
+    until,
+)
 
 TP = ("t", 0)
 
@@ -264,6 +273,69 @@ async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
     await history.send()
     history.all_acked()
     assert any("another-cluster-00000" in record.getMessage() for record in caplog.records)
+
+
+def reinstall(cluster: FakeCluster) -> None:
+    """All brokers lose their disks: a new cluster at the same addresses, which gives producer ids
+    from the beginning again."""
+    for broker_id in cluster.brokers:
+        cluster.kill(broker_id)
+    cluster.delete_topic("t")
+    cluster.cluster_id = "another-cluster-00000"
+    cluster.next_producer_id = 0
+    for broker_id in cluster.brokers:
+        cluster.start(broker_id)
+    cluster.create_topic("t", 1)
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+async def test_f58_producer_id_of_another_cluster_is_not_used_any_more(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """The new cluster gives the same id to another producer: what one of the two sends would be
+    taken for a duplicate of what the other has sent, acknowledged and not stored."""
+    await history.send()
+    reinstall(cluster)
+    async with make_producer(cluster, seed=2) as other:
+        offsets = [(await other.send("t", b"other 0", partition=0)).offset]
+        await asyncio.sleep(3)
+        for number in range(1, 4):
+            offsets.append((await producer.send("t", b"mine %d" % number, partition=0)).offset)
+            offsets.append((await other.send("t", b"other %d" % number, partition=0)).offset)
+    assert offsets == list(range(7))
+    assert cluster.values("t", 0) == [
+        b"other 0", b"mine 1", b"other 1", b"mine 2", b"other 2", b"mine 3", b"other 3"
+    ]  # fmt: skip
+    assert cluster.duplicates == 0
+    assert cluster.refusals == []
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000, request_timeout_ms=2_000)
+@pytest.mark.parametrize("in_flight", [False, True])
+async def test_f58_record_in_doubt_is_given_up_and_the_next_one_gets_a_new_producer_id(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, in_flight: bool
+) -> None:
+    await history.send()
+    cluster.fail_produce(TP, Code.NOT_LEADER_OR_FOLLOWER, append=True, leader_hint=False)
+    cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, times=1000)
+    if in_flight:
+        cluster.control(0, faults.answer_late(1.9), times=1)
+    doubtful = history.send_later()
+    await asyncio.sleep(0.2)
+    before = history.send_later()
+    await asyncio.sleep(0.2)
+    cluster.cluster_id = "another-cluster-00000"
+    attempt = await doubtful
+    assert error_of(attempt, KafkaError).outcome is Outcome.UNKNOWN
+    assert attempt.settled_at - attempt.started_at < 3
+    if not in_flight:
+        assert error_of(attempt, KafkaError).code is Code.INCONSISTENT_CLUSTER_ID.row
+    assert not before.done()
+    cluster.produce_script.clear()
+    assert (await before).acked
+    await history.send()
+    history.check()
+    assert [record.producer_id for record in cluster.log("t", 0)] == [0, 0, 1, 1]
 
 
 @scenario(partitions=1)

@@ -27,6 +27,7 @@ class SequenceDecision(enum.Enum):
     # `PartitionSequences.may_restart`, else under its old one.
     RETRY = "retry"
     DUPLICATE = "duplicate"  # the broker has appended the batch before
+    GIVE_UP = "give up"  # it must not be sent again, whatever the error code
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class SequenceAction:
 
 NO_ACTION: Final = SequenceAction(SequenceDecision.NONE)
 _DUPLICATE: Final = SequenceAction(SequenceDecision.DUPLICATE)
+_GIVE_UP: Final = SequenceAction(SequenceDecision.GIVE_UP)
 
 
 def classify_idempotent(
@@ -64,6 +66,8 @@ def classify_idempotent(
     Args:
         log_start_offset: from the response, -1 if it has none.
     """
+    if entry.foreign and batch.in_doubt:
+        return _GIVE_UP  # see `IdempotentSequences.on_cluster_changed`
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
         return _classify_duplicate(entry, bump_epoch=True)
     if code == Code.INVALID_PRODUCER_EPOCH:

@@ -55,9 +55,10 @@ class PartitionSequences:
         wrapped: the sequences of this epoch have passed their end and continued at 0.
         newest_proven: order of the newest batch of this epoch that proves that everything before
             it is in the log.
+        foreign: the producer id is that of another cluster, which must not be used any more.
     """
 
-    __slots__ = ("bump_planned", "epoch", "floor", "floor_sequence", "last_acked",
+    __slots__ = ("bump_planned", "epoch", "floor", "floor_sequence", "foreign", "last_acked",
                  "last_acked_offset", "lost", "newest_proven", "newest_written", "next", "open",
                  "probe", "producer_id", "unresolved", "window", "wrapped")  # fmt: skip
 
@@ -76,6 +77,7 @@ class PartitionSequences:
         self.unresolved = False
         self.lost = False
         self.bump_planned = False
+        self.foreign = False
         self.probe: ProducerBatch | None = None
         self.floor = -1
         self.floor_sequence = NO_SEQUENCE

@@ -19,6 +19,7 @@ from aiokprod.errors import (
 )
 from aiokprod.records import TopicPartition
 from tests.engine.engine_harness import (
+    BACKOFF,
     PRODUCER_ID,
     EngineHarness,
     Sent,
@@ -642,6 +643,29 @@ async def test_recreated_topic_gets_new_sequences_once_nothing_is_in_flight() ->
     assert harness.brokers.stored(T0) == [b"1", b"2", b"3"]
     assert [offset_of(d) for d in deliveries] == [0, 1, 2]
     assert harness.brokers.stored(T1) == [b"p1"]
+
+
+@virtual
+async def test_another_cluster_means_another_producer_id_for_what_is_not_in_doubt() -> None:
+    harness = EngineHarness()
+    acknowledged(harness)
+    maybe, certain = harness.append_all(b"maybe", b"certain")
+    harness.step()
+    first, second = harness.brokers.waiting
+    first.lose()
+    second.refuse(Code.NOT_ENOUGH_REPLICAS)
+    harness.sender.on_cluster_changed()
+    harness.step()
+    assert error_of(maybe).outcome is Outcome.UNKNOWN
+    assert error_of(maybe).code == Code.INCONSISTENT_CLUSTER_ID.row
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.pass_time(BACKOFF)
+    harness.refresh()
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
+    deliver_all(harness)
+    assert offset_of(certain) == 1
+    assert harness.brokers.stored(T0) == [b"first", b"certain"]
 
 
 # -- batches in doubt -----------------------------------------------------------------------------

@@ -124,6 +124,20 @@ async def test_idempotent_invalid_epoch_bumps_and_retries_unless_in_doubt() -> N
 
 
 @virtual
+async def test_idempotent_batch_in_doubt_is_given_up_under_the_id_of_another_cluster() -> None:
+    entry, (batch,) = numbered(1)
+    entry.foreign = True
+    for code in (Code.NETWORK_EXCEPTION, Code.MESSAGE_TOO_LARGE, Code.NOT_ENOUGH_REPLICAS):
+        batch.in_doubt = False
+        assert classify_idempotent(batch, code, -1, entry) == NO_ACTION
+        batch.in_doubt = True
+        action = classify_idempotent(batch, code, -1, entry)
+        assert action == SequenceAction(SequenceDecision.GIVE_UP)
+    entry.reset_sequences(2, 0)
+    assert not entry.foreign
+
+
+@virtual
 async def test_transactional_classification_never_asks_for_a_bump() -> None:
     entry, batches = numbered(2)
     for batch in batches:
