@@ -112,6 +112,30 @@ async def test_f52_topic_recreated_under_load_no_record_is_doubled(
         assert stored[offset] == attempt.value
 
 
+@scenario(partitions=1, linger_ms=0, cluster={"version_profile": "3.9", "auto_create": False})
+@pytest.mark.parametrize("created_at", [2, 3, 4, 5])
+async def test_f52_topic_recreated_behind_a_retry_that_names_the_topic_keeps_the_order(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, created_at: int
+) -> None:
+    """The new topic accepts any first sequence, so nothing may be in flight behind a retry: it
+    would be stored before it."""
+    await history.send()
+    cluster.delete_topic("t")
+    produced = 0
+
+    def create_topic(request: Any) -> None:
+        nonlocal produced
+        produced += 1
+        if produced == created_at:
+            cluster.create_topic("t", 1)
+
+    cluster.control(0, create_topic)
+    later = await history.submit_many(8, every=0.03)
+    await history.settle()
+    assert [attempt.metadata.offset for attempt in later] == list(range(8))
+    assert cluster.values("t", 0) == [attempt.value for attempt in later]
+
+
 @scenario(partitions=2)
 async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History

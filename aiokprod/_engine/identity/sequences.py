@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 # Brokers remember this many batches per partition to recognise duplicates.
 MAX_OPEN_BATCHES: Final = 5
 
+STATE_KEPT_S: Final = 600.0
+"""Seconds for which every broker remembers a producer that sends nothing to a partition. The
+default of the broker's producer.id.expiration.ms is one day, but operators lower it."""
+
 
 class PartitionSequences:
     """Sequence state of one partition.
@@ -264,11 +268,20 @@ class SequenceTracker:
             return entry.open[0] is batch and (batch.in_doubt or not entry.bump_planned)
         if entry.bump_planned:
             return False
-        if entry.open and entry.last_acked == NO_SEQUENCE:
+        if not entry.open:
+            return not entry.unresolved
+        oldest = entry.open[0]
+        if (
+            entry.last_acked == NO_SEQUENCE
+            or oldest.sent_at - queue.acknowledged_at > STATE_KEPT_S
+            or oldest.attempts > 1
+        ):
             # A broker without state for this producer id accepts any first sequence. If a second
             # batch were in flight and the first one refused, they would be stored in wrong order.
+            # The state may be lost after a pause, or since the last attempt of a batch, for example
+            # because the topic was created again.
             return False
-        if entry.open and entry.open[0].core.settled:
+        if oldest.core.settled:
             # It expired in flight. A batch that is sent after it could not be renumbered either
             # (see `classify_idempotent`).
             return False
