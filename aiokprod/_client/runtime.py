@@ -243,6 +243,14 @@ class Runtime:
         """True if a batch has no outcome."""
         return bool(self.accumulator.incomplete)
 
+    def with_records(self) -> set[TopicPartition]:
+        """The partitions that have records without an outcome, or a batch that takes records."""
+        return {
+            batch.topic_partition
+            for batch in list(self.accumulator.incomplete)
+            if batch.core.record_count or batch.queue.core is batch.core
+        }
+
     def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
         self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)

@@ -281,6 +281,35 @@ async def test_f44_record_expired_before_it_was_sent_commit_fails(
     assert stable(cluster)
 
 
+@pytest.mark.parametrize("others", [False, True])
+@transactional(protocols=(1,), cluster={"auto_create": False})
+async def test_f44_partition_of_a_cancelled_record_is_not_waited_for(
+    cluster: FakeCluster, producer: Producer[Any, Any], others: bool
+) -> None:
+    """Its topic is deleted meanwhile, so that the coordinator never adds the partition."""
+    cluster.create_topic("gone", 1)
+    await producer.warm(["t", "gone"])
+    await producer.begin_transaction()
+    cluster.control(ADD_PARTITIONS, refuse(Code.UNKNOWN_TOPIC_OR_PARTITION), times=1)
+    sending = asyncio.ensure_future(producer.send("gone", b"v", partition=0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if others:
+        handle = await producer.submit("t", b"other", partition=0)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    cluster.delete_topic("gone")
+    await producer.send("t", b"v", partition=1)
+    before = now()
+    await producer.commit_transaction()
+    assert now() - before < 1
+    assert committed(cluster) == ([b"other", b"v"] if others else [b"v"])
+    if others:
+        assert (await handle).offset == 0
+    assert stable(cluster)
+
+
 @pytest.mark.parametrize("how", ["metadata", "size", "size at once", "withdrawn"])
 @transactional(max_block_ms=2_000, cluster={"auto_create": False})
 async def test_f44_record_refused_before_it_was_queued_commit_fails(
