@@ -131,8 +131,8 @@ class IdempotentSequences:
         either, since the brokers of the new cluster may have them: they are given up.
         """
         tracker = self.tracker
-        if tracker.producer_id != NO_PRODUCER_ID:
-            tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
+        tracker.clusters += 1
+        tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
         for key, entry in tracker.partitions.items():
             entry.foreign = True
             tracker.request_epoch_bump(key)

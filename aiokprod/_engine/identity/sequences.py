@@ -230,6 +230,7 @@ class SequenceTracker:
         retired: partitions of topics that are no longer in use, whose sequences must be kept until
             there is a newer epoch.
         probing: queues of the partitions with a `probe`.
+        clusters: how often the cluster id has changed.
     """
 
     def __init__(self) -> None:
@@ -239,6 +240,7 @@ class SequenceTracker:
         self.planned: set[TopicPartition] = set()
         self.retired: set[TopicPartition] = set()
         self.probing: dict[TopicPartition, PartitionQueue] = {}
+        self.clusters = 0
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
         """The id and epoch for new batches. Drops what had to be kept until then."""

@@ -309,7 +309,7 @@ class TransactionManager:
 
     def drop_unused_partitions(self) -> bool:
         """Do not add the partitions all of whose records were withdrawn: the topic may not exist
-        any more, and the transaction would wait for it for ever. True if there were any."""
+        any more, and the transaction would wait for it forever. True if there were any."""
         pending, used = self.progress.pending_partitions, self._engine.with_records()
         unused = [partition for partition in pending if partition not in used]
         for partition in unused:

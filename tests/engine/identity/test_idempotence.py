@@ -646,6 +646,23 @@ async def test_recreated_topic_gets_new_sequences_once_nothing_is_in_flight() ->
 
 
 @virtual
+async def test_producer_id_that_was_requested_from_the_previous_cluster_is_not_used() -> None:
+    harness = EngineHarness(known_producer=False)
+    delivery = harness.append(b"v")
+    harness.step()
+    harness.sender.on_cluster_changed()
+    harness.step()
+    harness.init_producer()
+    harness.later()
+    assert len(harness.brokers.init_requests) == 2
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
+    deliver_all(harness)
+    assert offset_of(delivery) == 0
+
+
+@virtual
 async def test_another_cluster_means_another_producer_id_for_what_is_not_in_doubt() -> None:
     harness = EngineHarness()
     acknowledged(harness)
