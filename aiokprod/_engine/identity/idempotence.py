@@ -132,7 +132,7 @@ class IdempotentSequences:
         """
         tracker = self.tracker
         tracker.clusters += 1
-        tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
+        tracker.drop_producer_id()
         for key, entry in tracker.partitions.items():
             entry.foreign = True
             tracker.request_epoch_bump(key)
@@ -165,7 +165,7 @@ class IdempotentSequences:
             self._has_forgotten = False
             if tracker.epoch >= MAX_EPOCH:
                 # No epoch is left: `ProducerIdRequests` gets a new producer id first.
-                tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
+                tracker.drop_producer_id()
                 return
             tracker.epoch += 1
         for key in ready:

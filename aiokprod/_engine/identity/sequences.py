@@ -248,6 +248,10 @@ class SequenceTracker:
         for key in list(self.retired):
             self.retire(key)
 
+    def drop_producer_id(self) -> None:
+        """Send nothing until there is another producer id."""
+        self.producer_id, self.epoch = NO_PRODUCER_ID, -1
+
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """True if the first batch of a queue may be sent now. Batches are sent in order, at most
         five are open, and no new one is sent while an older one may or may not be in the log.
@@ -319,6 +323,8 @@ class SequenceTracker:
             self.probing[batch.topic_partition] = batch.queue
         if action.bump_epoch:
             self.request_epoch_bump(batch.topic_partition)
+        if action.new_producer_id and batch.producer_id == self.producer_id:
+            self.drop_producer_id()
         if action.reset_sequences:
             entry.reset_sequences(self.producer_id, self.epoch)
 

@@ -578,15 +578,19 @@ async def test_strict_broker_that_lost_its_state_is_written_to_again() -> None:
 
 
 @virtual
-async def test_producer_epoch_too_old_bumps_the_epoch_and_tries_the_batch_again() -> None:
-    """As Java `TransactionManager.canRetry` does."""
+async def test_producer_epoch_too_old_means_another_id_and_tries_the_batch_again() -> None:
+    """Another producer has the same id: a bump would lead to false duplicates."""
     harness = EngineHarness()
     deliveries, requests = three_in_flight(harness)
     for request in requests:
         request.refuse(Code.INVALID_PRODUCER_EPOCH)
     harness.step()
     harness.later()
-    assert sequences(harness)[4:] == [(1, 0)]
+    assert not harness.brokers.waiting
+    assert len(harness.brokers.init_requests) == 1
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
     deliver_all(harness)
     assert [offset_of(d) for d in deliveries] == [1, 2, 3]
     assert harness.brokers.stored(T0) == [b"first", b"1", b"2", b"3"]
@@ -606,7 +610,9 @@ async def test_producer_epoch_too_old_ends_a_batch_whose_earlier_attempt_is_in_d
     assert error_of(delivery).outcome is Outcome.UNKNOWN
     harness.append(b"w")
     harness.step()
-    assert sequences(harness)[-1] == (1, 0)
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
     deliver_all(harness)
     assert harness.brokers.stored(T0) == [b"first", b"v", b"w"]
 
