@@ -417,6 +417,7 @@ class Runtime:
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         if self._cluster_id not in (None, snapshot.cluster_id):
+            self.client.forget_features()
             self.sender.on_cluster_changed()
         self._cluster_id = snapshot.cluster_id
         self.topic_slots.on_snapshot(snapshot)
