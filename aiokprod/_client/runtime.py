@@ -98,6 +98,7 @@ class Runtime:
         self._started_at = loop.time()
         self.transactions: TransactionCalls | None = None
         self._driver: TransactionDriver | None = None
+        self._cluster_id: str | None = None
         self._coordinators: Coordinators | None = None
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -241,6 +242,14 @@ class Runtime:
     def has_incomplete(self) -> bool:
         """True if a batch has no outcome."""
         return bool(self.accumulator.incomplete)
+
+    def with_records(self) -> set[TopicPartition]:
+        """The partitions that have records without an outcome, or a batch that takes records."""
+        return {
+            batch.topic_partition
+            for batch in list(self.accumulator.incomplete)
+            if batch.core.record_count or batch.queue.core is batch.core
+        }
 
     def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
@@ -407,6 +416,10 @@ class Runtime:
         self.observer.on_connection_closed(node_id, error)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        if self._cluster_id not in (None, snapshot.cluster_id):
+            self.client.forget_features()
+            self.sender.on_cluster_changed()
+        self._cluster_id = snapshot.cluster_id
         self.topic_slots.on_snapshot(snapshot)
         self.appender.snapshot = snapshot
         self.accumulator.on_snapshot(snapshot, self.loop.time())

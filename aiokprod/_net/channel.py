@@ -302,11 +302,6 @@ class KafkaChannel:
         else:
             self._enqueue(step.message, step.version, None, now, self._handshake_deadline, True)
 
-    @property
-    def has_work(self) -> bool:
-        """True if there are bytes to write or a re-authentication is due."""
-        return bool(self._outgoing) or (self._held and self.reauthentication_due)
-
     # -- what the remote side does --------------------------------------------------------------
 
     def receive_data(self, data: BytesLike, now: float) -> None:

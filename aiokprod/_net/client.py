@@ -254,6 +254,18 @@ class NetworkClient:
         epoch; 0 if unknown (KIP-584)."""
         return self._features.levels.get(name, 0)
 
+    def forget_features(self) -> None:
+        """Use only the features of open connections to the known brokers: the addresses lead to
+        another cluster, whose feature epoch may be lower."""
+        self._features = NO_FEATURES
+        for broker in self._brokers.values():
+            if broker.connection is not None:
+                self._note_features(broker.connection)
+
+    def _note_features(self, connection: Connection) -> None:
+        if connection.channel.features.epoch > self._features.epoch:
+            self._features = connection.channel.features
+
     def give_up(self, node_id: int, error: KafkaError) -> None:
         """Close all connections to a node, even if it was removed; their requests in flight end
         with `error`, and `on_done` of each is called during this call."""
@@ -346,8 +358,7 @@ class NetworkClient:
         counters = connection.channel.counters
         counters.connections += 1
         counters.authentications += connection.channel.authenticates
-        if connection.channel.features.epoch > self._features.epoch:
-            self._features = connection.channel.features
+        self._note_features(connection)
         if self._on_connection_opened is not None:
             self._on_connection_opened(connection.node_id)
         self._on_wakeup()

@@ -376,23 +376,23 @@ class Connection(asyncio.Protocol):
         progress = False
         channel = self.channel
         try:
-            # Once is enough: events do not make the channel write or re-authenticate.
-            if channel.has_work:
-                if channel.reauthentication_due:
-                    self._reauthenticate()
+            while True:
                 if channel.has_output:
                     self._flush()
-            while channel.events:
-                event = channel.events.popleft()
-                if isinstance(event, Completed):
-                    progress = True
-                    self._complete(event)
-                elif isinstance(event, Ready):
-                    self._become_ready(event)
-                elif isinstance(event, AuthTaskRequested):
-                    self._work(event)
-                else:
-                    self._close(event)
+                while channel.events:
+                    event = channel.events.popleft()
+                    if isinstance(event, Completed):
+                        progress = True
+                        self._complete(event)
+                    elif isinstance(event, Ready):
+                        self._become_ready(event)
+                    elif isinstance(event, AuthTaskRequested):
+                        self._work(event)
+                    else:
+                        self._close(event)
+                # Last, because the response before it may ask the client to wait.
+                if not channel.reauthentication_due or not self._reauthenticate():
+                    break
         finally:
             self._dispatching = False
         if progress:
@@ -467,14 +467,21 @@ class Connection(asyncio.Protocol):
         self.channel.hold()
         self._pump()
 
-    def _reauthenticate(self) -> None:
+    def _reauthenticate(self) -> bool:
+        """Begin a re-authentication, or close if there can be none. False while the broker
+        throttles this client, because it reads nothing until that is over."""
         if not self.channel.renewable:
             self.channel.close()
-            return
+            return True
         now = self._loop.time()
+        if now < self.throttled_until:
+            if self._session_timer is None:
+                self._session_timer = self._loop.call_at(self.throttled_until, self._session_ends)
+            return False
         deadline = now + self._session.timeout
         self.channel.reauthenticate(now, deadline)
         self._arm(deadline)
+        return True
 
     def _work(self, event: AuthTaskRequested) -> None:
         self._task = self._loop.create_task(

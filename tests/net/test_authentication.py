@@ -165,6 +165,33 @@ async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended()
     await made.close()
 
 
+@pytest.mark.parametrize("answered_at", [80.0, 96.0])
+@in_virtual_time
+async def test_session_is_renewed_after_a_throttle_because_the_broker_reads_nothing_until_then(
+    answered_at: float,
+) -> None:
+    """The response that tells the throttle time comes before the renewal is due, or is the one that
+    the renewal waited for."""
+    mechanism = Mechanism(lifetime=100.0)
+    made, broker = harness(mechanism)
+    broker.silence(3)
+    await made.connect()
+    await asyncio.sleep(79.0)
+    open_request = made.send(timeout=60.0)
+    await asyncio.sleep(answered_at - 79.0)
+    session = broker.sessions[0]
+    session.reply(session.open[0], MetadataResponse(throttle_time_ms=60_000))
+    assert (await open_request).throttle_ms == 60_000
+    await asyncio.sleep(59.9)
+    assert mechanism.started == 1
+    await asyncio.sleep(1.0)
+    assert mechanism.started == 2
+    assert made.client.can_send(-1, made.now)
+    assert made.disconnects == []
+    assert len(broker.sessions) == 1
+    await made.close()
+
+
 @in_virtual_time
 async def test_session_that_cannot_be_renewed_ends_the_connection_in_order() -> None:
     mechanism = Mechanism(lifetime=100.0, renewable=False)

@@ -723,6 +723,22 @@ async def test_f34_producer_forgotten_by_retention_goes_on(
     }
 
 
+@scenario(partitions=2, linger_ms=0, limit_s=1e6)
+async def test_f34_first_record_after_a_long_pause_is_sent_alone(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """The broker has forgotten the producer (producer.id.expiration.ms), and accepts any first
+    sequence: if the first batch is refused, the next one must not be in flight."""
+    await history.send()
+    await history.submit_many(24, every=200, partitions=[1])  # keeps the topic in use
+    cluster.forget_producers("t", 0)
+    cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS)
+    cluster.control(0, faults.delay(0.05), times=1)
+    await history.submit_many(5, every=0.02)
+    await history.settle()
+    history.all_acked()
+
+
 @scenario(partitions=1, linger_ms=0, batch_size=1, cluster={"version_profile": "2.1"})
 async def test_f34_producer_forgotten_again_while_renumbered_batches_wait(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History

@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 
 from aiokprod._wire.message import Message
-from aiokprod.errors import Code, MetadataTimeout, Outcome, UnsupportedVersion
+from aiokprod.errors import Code, KafkaError, MetadataTimeout, Outcome, UnsupportedVersion
 from aiokprod.producer import Producer
 from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster.profiles import profile_named
-from tests.scenarios.scenario_helpers import RECOVERY, TICK, History, error_of, now, scenario, until
+from tests.scenarios.scenario_helpers import (
+    RECOVERY,
+    TICK,
+    History,
+    error_of,
+    make_producer,
+    now,
+    scenario,
+    until,
+)
 
 TP = ("t", 0)
 
@@ -101,6 +110,30 @@ async def test_f52_topic_recreated_under_load_no_record_is_doubled(
         offset = attempt.metadata.offset
         assert offset is not None
         assert stored[offset] == attempt.value
+
+
+@scenario(partitions=1, linger_ms=0, cluster={"version_profile": "3.9", "auto_create": False})
+@pytest.mark.parametrize("created_at", [2, 3, 4, 5])
+async def test_f52_topic_recreated_behind_a_retry_that_names_the_topic_keeps_the_order(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, created_at: int
+) -> None:
+    """The new topic accepts any first sequence, so nothing may be in flight behind a retry: it
+    would be stored before it."""
+    await history.send()
+    cluster.delete_topic("t")
+    produced = 0
+
+    def create_topic(request: Any) -> None:
+        nonlocal produced
+        produced += 1
+        if produced == created_at:
+            cluster.create_topic("t", 1)
+
+    cluster.control(0, create_topic)
+    later = await history.submit_many(8, every=0.03)
+    await history.settle()
+    assert [attempt.metadata.offset for attempt in later] == list(range(8))
+    assert cluster.values("t", 0) == [attempt.value for attempt in later]
 
 
 @scenario(partitions=2)
@@ -264,6 +297,71 @@ async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
     await history.send()
     history.all_acked()
     assert any("another-cluster-00000" in record.getMessage() for record in caplog.records)
+
+
+def reinstall(cluster: FakeCluster, cluster_id: str) -> None:
+    """All brokers lose their disks: a new cluster at the same addresses, which gives producer ids
+    from the beginning again."""
+    for broker_id in cluster.brokers:
+        cluster.kill(broker_id)
+    cluster.delete_topic("t")
+    cluster.cluster_id = cluster_id
+    cluster.next_producer_id = 0
+    for broker_id in cluster.brokers:
+        cluster.start(broker_id)
+    cluster.create_topic("t", 1)
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000)
+@pytest.mark.parametrize("same_cluster_id", [False, True])
+async def test_f58_producer_id_of_another_cluster_is_not_used_any_more(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, same_cluster_id: bool
+) -> None:
+    """The new cluster gives the same id to another producer: what one of the two sends would be
+    taken for a duplicate of what the other has sent, acknowledged and not stored. Container images
+    of Kafka often have a fixed cluster id."""
+    await history.send()
+    reinstall(cluster, cluster.cluster_id if same_cluster_id else "another-cluster-00000")
+    async with make_producer(cluster, seed=2) as other:
+        offsets = [(await other.send("t", b"other 0", partition=0)).offset]
+        await asyncio.sleep(3)
+        for number in range(1, 4):
+            offsets.append((await producer.send("t", b"mine %d" % number, partition=0)).offset)
+            offsets.append((await other.send("t", b"other %d" % number, partition=0)).offset)
+    assert offsets == list(range(7))
+    assert cluster.values("t", 0) == [
+        b"other 0", b"mine 1", b"other 1", b"mine 2", b"other 2", b"mine 3", b"other 3"
+    ]  # fmt: skip
+    assert cluster.duplicates == 0
+    assert len(cluster.refusals) == same_cluster_id
+
+
+@scenario(partitions=1, metadata_max_age_ms=1_000, request_timeout_ms=2_000)
+@pytest.mark.parametrize("in_flight", [False, True])
+async def test_f58_record_in_doubt_is_given_up_and_the_next_one_gets_a_new_producer_id(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History, in_flight: bool
+) -> None:
+    await history.send()
+    cluster.fail_produce(TP, Code.NOT_LEADER_OR_FOLLOWER, append=True, leader_hint=False)
+    cluster.fail_produce(TP, Code.NOT_ENOUGH_REPLICAS, times=1000)
+    if in_flight:
+        cluster.control(0, faults.answer_late(1.9), times=1)
+    doubtful = history.send_later()
+    await asyncio.sleep(0.2)
+    before = history.send_later()
+    await asyncio.sleep(0.2)
+    cluster.cluster_id = "another-cluster-00000"
+    attempt = await doubtful
+    assert error_of(attempt, KafkaError).outcome is Outcome.UNKNOWN
+    assert attempt.settled_at - attempt.started_at < 3
+    if not in_flight:
+        assert error_of(attempt, KafkaError).code is Code.INCONSISTENT_CLUSTER_ID.row
+    assert not before.done()
+    cluster.produce_script.clear()
+    assert (await before).acked
+    await history.send()
+    history.check()
+    assert [record.producer_id for record in cluster.log("t", 0)] == [0, 0, 1, 1]
 
 
 @scenario(partitions=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -28,6 +29,7 @@ from aiokprod import (
 from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_answer, lose_request, refuse
 from aiokprod.testing.fake_cluster.apis.find_coordinator import coordinator_of
+from aiokprod.testing.fake_cluster.profiles import API_VERSIONS, profile_named
 from tests.scenarios.scenario_helpers import make_producer, now, until
 from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
@@ -44,6 +46,39 @@ from tests.transactions.transaction_helpers import (
     stable,
     transactional,
 )
+
+
+@transactional(protocols=(2,), metadata_max_age_ms=1_000)
+async def test_f58_protocol_of_another_cluster_is_that_of_its_features(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """Fail-over to an older cluster at the same addresses, whose feature epoch is lower."""
+    epoch = 50
+
+    def with_epoch(request: Any, message: Any) -> Any:
+        if request.api_key != API_VERSIONS:
+            return message
+        return dataclasses.replace(message, finalized_features_epoch=epoch)
+
+    cluster.answer_filters.append(with_epoch)
+    await one(producer, b"first")
+    for broker_id in cluster.brokers:
+        cluster.kill(broker_id)
+    epoch = 3
+    cluster.cluster_id = "another-cluster-00000"
+    cluster.transactions.ids.clear()
+    cluster.transactions.version = 1
+    cluster.recreate_topic("t")
+    for broker_id, broker in cluster.brokers.items():
+        broker.profile = profile_named("3.9")
+        cluster.start(broker_id)
+    await asyncio.sleep(5)
+    with pytest.raises(AbortableTransactionError, match="does not belong"):
+        await one(producer, b"refused")
+    for value in (b"second", b"third"):
+        await one(producer, value)
+    assert committed(cluster) == [b"second", b"third"]
+    assert stable(cluster)
 
 
 @transactional()
@@ -278,6 +313,35 @@ async def test_f44_record_expired_before_it_was_sent_commit_fails(
     assert committed(cluster) == [b"first"]
     await one(producer, b"next")
     assert committed(cluster) == [b"first", b"next"]
+    assert stable(cluster)
+
+
+@pytest.mark.parametrize("others", [False, True])
+@transactional(protocols=(1,), cluster={"auto_create": False})
+async def test_f44_partition_of_a_cancelled_record_is_not_waited_for(
+    cluster: FakeCluster, producer: Producer[Any, Any], others: bool
+) -> None:
+    """Its topic is deleted meanwhile, so that the coordinator never adds the partition."""
+    cluster.create_topic("gone", 1)
+    await producer.warm(["t", "gone"])
+    await producer.begin_transaction()
+    cluster.control(ADD_PARTITIONS, refuse(Code.UNKNOWN_TOPIC_OR_PARTITION), times=1)
+    sending = asyncio.ensure_future(producer.send("gone", b"v", partition=0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if others:
+        handle = await producer.submit("t", b"other", partition=0)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    cluster.delete_topic("gone")
+    await producer.send("t", b"v", partition=1)
+    before = now()
+    await producer.commit_transaction()
+    assert now() - before < 1
+    assert committed(cluster) == ([b"other", b"v"] if others else [b"v"])
+    if others:
+        assert (await handle).offset == 0
     assert stable(cluster)
 
 

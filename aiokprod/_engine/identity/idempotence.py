@@ -122,6 +122,22 @@ class IdempotentSequences:
             if key.topic == topic:
                 self.tracker.request_epoch_bump(key)
 
+    def on_cluster_changed(self) -> bool:
+        """Get a new producer id, and restart all partitions under it.
+
+        Another cluster may have given the known id to another producer. With the same id, each of
+        the two would take responses to batches of the other one for its own: brokers recognise
+        duplicates by id, epoch and sequence. Batches that may be in the log can get no new sequence
+        either, since the brokers of the new cluster may have them: they are given up.
+        """
+        tracker = self.tracker
+        tracker.clusters += 1
+        tracker.drop_producer_id()
+        for key, entry in tracker.partitions.items():
+            entry.foreign = True
+            tracker.request_epoch_bump(key)
+        return True
+
     def bump_epochs(self) -> None:
         """Bump the epochs that are due. Then move the `probe` of each partition to the head of its
         queue."""
@@ -149,7 +165,7 @@ class IdempotentSequences:
             self._has_forgotten = False
             if tracker.epoch >= MAX_EPOCH:
                 # No epoch is left: `ProducerIdRequests` gets a new producer id first.
-                tracker.producer_id, tracker.epoch = NO_PRODUCER_ID, -1
+                tracker.drop_producer_id()
                 return
             tracker.epoch += 1
         for key in ready:

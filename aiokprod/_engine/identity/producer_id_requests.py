@@ -46,6 +46,7 @@ class ProducerIdRequests:
         self._attempts = 0
         self._request_at = 0.0
         self._requesting = False
+        self._cluster = 0  # `SequenceTracker.clusters` when the request was sent
 
     def on_fatal(self, error: KafkaError) -> None:
         """Keep the first error."""
@@ -59,6 +60,7 @@ class ProducerIdRequests:
         if self.next_request_at(now, pending) > now:
             return None
         self._requesting = True
+        self._cluster = self._tracker.clusters
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=MAX_SEQUENCE)
         return StateRequest(request, self._on_body, self._on_error)
 
@@ -74,6 +76,8 @@ class ProducerIdRequests:
         code = error_code(body.error_code)
         if code.number == Code.NONE and body.producer_id < 0:
             self._retry_later(now)  # neither an id nor an error
+        elif self._cluster != self._tracker.clusters:
+            self._retry_later(now)  # a broker of the previous cluster answered
         elif code.number == Code.NONE:
             self._requesting = False
             self._attempts = 0

@@ -79,6 +79,10 @@ class SequencePolicy(Protocol):
     def on_topic_recreated(self, topic: str) -> None:
         """Restart the sequences of a topic that has a new id: its log contains none of them."""
 
+    def on_cluster_changed(self) -> bool:
+        """The addresses lead to another cluster. True if batches with a sequence that may be in the
+        log must be given up."""
+
 
 class AdmissionGate(Protocol):
     """Whether records are accepted, and what their failures mean to the transaction."""
@@ -206,6 +210,10 @@ class NoSequences:
     def bump_epochs(self) -> None: ...
     def on_topic_forgotten(self, topic: str, partitions: int) -> None: ...
     def on_topic_recreated(self, topic: str) -> None: ...
+
+    def on_cluster_changed(self) -> bool:
+        """Changes nothing: there is no producer id."""
+        return False
 
 
 class NoProducerId:

@@ -27,6 +27,7 @@ class SequenceDecision(enum.Enum):
     # `PartitionSequences.may_restart`, else under its old one.
     RETRY = "retry"
     DUPLICATE = "duplicate"  # the broker has appended the batch before
+    GIVE_UP = "give up"  # it must not be sent again, whatever the error code
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class SequenceAction:
         clear_doubt: no earlier attempt of the batch is in the log; otherwise the broker would have
             recognised it.
         bump_epoch: the partition needs a higher epoch before anything new is sent to it.
+        new_producer_id: another producer has the same producer id: a new one is needed.
         reset_sequences: the partition restarts at sequence 0 in the current epoch.
         probe: a newer batch that is sent first, because its response tells whether this one may be
             in the log.
@@ -48,12 +50,14 @@ class SequenceAction:
     note_unknown: bool = False
     clear_doubt: bool = False
     bump_epoch: bool = False
+    new_producer_id: bool = False
     reset_sequences: bool = False
     probe: ProducerBatch | None = None
 
 
 NO_ACTION: Final = SequenceAction(SequenceDecision.NONE)
 _DUPLICATE: Final = SequenceAction(SequenceDecision.DUPLICATE)
+_GIVE_UP: Final = SequenceAction(SequenceDecision.GIVE_UP)
 
 
 def classify_idempotent(
@@ -64,14 +68,19 @@ def classify_idempotent(
     Args:
         log_start_offset: from the response, -1 if it has none.
     """
+    if entry.foreign and batch.in_doubt:
+        return _GIVE_UP  # see `IdempotentSequences.on_cluster_changed`
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
         return _classify_duplicate(entry, bump_epoch=True)
     if code == Code.INVALID_PRODUCER_EPOCH:
         # A broker that knows a higher epoch does not look for duplicates in this one. So the error
         # says nothing about earlier attempts, and a batch that may be in the log must not get a new
-        # sequence.
+        # sequence. Only this producer bumps its epoch, and a partition never returns to an older
+        # one. So another producer has the same id, which a cluster that was installed again gives
+        # once more, and with a higher epoch of this id brokers would take batches of one of the two
+        # for duplicates of those of the other. Java bumps the epoch.
         decision = SequenceDecision.NONE if batch.in_doubt else SequenceDecision.RETRY
-        return SequenceAction(decision, bump_epoch=True)
+        return SequenceAction(decision, bump_epoch=True, new_producer_id=True)
     if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
         return NO_ACTION
     if batch.divided_in_doubt:

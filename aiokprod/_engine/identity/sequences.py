@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 # Brokers remember this many batches per partition to recognise duplicates.
 MAX_OPEN_BATCHES: Final = 5
 
+STATE_KEPT_S: Final = 600.0
+"""Seconds for which every broker remembers a producer that sends nothing to a partition. The
+default of the broker's producer.id.expiration.ms is one day, but operators lower it."""
+
 
 class PartitionSequences:
     """Sequence state of one partition.
@@ -55,9 +59,10 @@ class PartitionSequences:
         wrapped: the sequences of this epoch have passed their end and continued at 0.
         newest_proven: order of the newest batch of this epoch that proves that everything before
             it is in the log.
+        foreign: the producer id is that of another cluster, which must not be used any more.
     """
 
-    __slots__ = ("bump_planned", "epoch", "floor", "floor_sequence", "last_acked",
+    __slots__ = ("bump_planned", "epoch", "floor", "floor_sequence", "foreign", "last_acked",
                  "last_acked_offset", "lost", "newest_proven", "newest_written", "next", "open",
                  "probe", "producer_id", "unresolved", "window", "wrapped")  # fmt: skip
 
@@ -76,6 +81,7 @@ class PartitionSequences:
         self.unresolved = False
         self.lost = False
         self.bump_planned = False
+        self.foreign = False
         self.probe: ProducerBatch | None = None
         self.floor = -1
         self.floor_sequence = NO_SEQUENCE
@@ -224,6 +230,7 @@ class SequenceTracker:
         retired: partitions of topics that are no longer in use, whose sequences must be kept until
             there is a newer epoch.
         probing: queues of the partitions with a `probe`.
+        clusters: how often the cluster id has changed.
     """
 
     def __init__(self) -> None:
@@ -233,12 +240,17 @@ class SequenceTracker:
         self.planned: set[TopicPartition] = set()
         self.retired: set[TopicPartition] = set()
         self.probing: dict[TopicPartition, PartitionQueue] = {}
+        self.clusters = 0
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
         """The id and epoch for new batches. Drops what had to be kept until then."""
         self.producer_id, self.epoch = producer_id, epoch
         for key in list(self.retired):
             self.retire(key)
+
+    def drop_producer_id(self) -> None:
+        """Send nothing until there is another producer id."""
+        self.producer_id, self.epoch = NO_PRODUCER_ID, -1
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """True if the first batch of a queue may be sent now. Batches are sent in order, at most
@@ -262,11 +274,20 @@ class SequenceTracker:
             return entry.open[0] is batch and (batch.in_doubt or not entry.bump_planned)
         if entry.bump_planned:
             return False
-        if entry.open and entry.last_acked == NO_SEQUENCE:
+        if not entry.open:
+            return not entry.unresolved
+        oldest = entry.open[0]
+        if (
+            entry.last_acked == NO_SEQUENCE
+            or oldest.sent_at - queue.acknowledged_at > STATE_KEPT_S
+            or oldest.attempts > 1
+        ):
             # A broker without state for this producer id accepts any first sequence. If a second
             # batch were in flight and the first one refused, they would be stored in wrong order.
+            # The state may be lost after a pause, or since the last attempt of a batch, for example
+            # because the topic was created again.
             return False
-        if entry.open and entry.open[0].core.settled:
+        if oldest.core.settled:
             # It expired in flight. A batch that is sent after it could not be renumbered either
             # (see `classify_idempotent`).
             return False
@@ -302,6 +323,8 @@ class SequenceTracker:
             self.probing[batch.topic_partition] = batch.queue
         if action.bump_epoch:
             self.request_epoch_bump(batch.topic_partition)
+        if action.new_producer_id and batch.producer_id == self.producer_id:
+            self.drop_producer_id()
         if action.reset_sequences:
             entry.reset_sequences(self.producer_id, self.epoch)
 

@@ -313,6 +313,8 @@ class TransactionDriver:
                 return result
             if not self._manager.wants(step):
                 break
+            if step is TxnStep.ADD and self._manager.drop_unused_partitions():
+                break  # the next request is without them
             attempts += 1
             logger.debug(
                 "%s: %s again after %s", self._id, call.value, result,

@@ -89,6 +89,9 @@ class EngineControl(Protocol):
     def has_incomplete(self) -> bool:
         """True if a batch has no outcome."""
 
+    def with_records(self) -> set[TopicPartition]:
+        """The partitions that have records without an outcome, or a batch that takes records."""
+
     def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
 
@@ -297,10 +300,21 @@ class TransactionManager:
         if self.state in MAY_SEND and self.pacing.awaits_markers:
             return TxnStep.MARKERS
         if self.state in MAY_SEND and self.progress.pending_partitions:
-            return TxnStep.ADD
+            self.drop_unused_partitions()
+            if self.progress.pending_partitions:
+                return TxnStep.ADD
         if self.state in MAY_SEND and self.offsets:
             return TxnStep.OFFSETS
         return TxnStep.END if self.state in ENDING and self.settled() else None
+
+    def drop_unused_partitions(self) -> bool:
+        """Do not add the partitions all of whose records were withdrawn: the topic may not exist
+        any more, and the transaction would wait for it forever. True if there were any."""
+        pending, used = self.progress.pending_partitions, self._engine.with_records()
+        unused = [partition for partition in pending if partition not in used]
+        for partition in unused:
+            del pending[partition]
+        return bool(unused)
 
     def wants(self, step: TxnStep) -> bool:
         """True while `step`, once begun, is still wanted."""

@@ -84,3 +84,8 @@ class TransactionalSequences:
 
     def on_topic_recreated(self, topic: str) -> None:
         """Does nothing: sequences cannot restart within a transaction."""
+
+    def on_cluster_changed(self) -> bool:
+        """Does nothing: the coordinators of another cluster do not know the transactional id with
+        this producer id, and abort the transaction."""
+        return False

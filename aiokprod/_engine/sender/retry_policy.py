@@ -82,6 +82,8 @@ def _action(
 ) -> Action:
     if code.number == Code.NONE or sequence is SequenceDecision.DUPLICATE:
         return Action.ACKNOWLEDGE
+    if sequence is SequenceDecision.GIVE_UP:
+        return Action.FAIL
     if code.too_large and records > 1:
         return Action.SPLIT
     if code.fatal_idempotent:

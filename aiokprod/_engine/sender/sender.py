@@ -24,10 +24,12 @@ from aiokprod._engine.sender.retry_policy import (
 from aiokprod._engine.sender.unresponsive_brokers import UnresponsiveBrokers
 from aiokprod._histogram import Histogram
 from aiokprod.errors import (
+    Code,
     KafkaError,
     Outcome,
     ProducerFailed,
     RequestTimedOut,
+    broker_error,
 )
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ class Sender:
         """See `UnresponsiveBrokers.silent_since`."""
         self.on_waiting: Callable[[], None] | None = None
         self._leaders_changed = False
+        self._cluster_changed = False
         self._expiry_noticed = False
 
     @property
@@ -158,6 +161,8 @@ class Sender:
             self._check_overdue(now)
         if refusals.next_check_at <= now:
             self._fail_refused(now)
+        if self._cluster_changed:
+            self._leave_cluster()
         self._sequences.bump_epochs()
         next_at = self._request_for_state(now)
         accumulator.advance(now)
@@ -209,6 +214,24 @@ class Sender:
         """Have the next pass check for changed leaders, and request that pass."""
         self._leaders_changed = True
         self.wakeup()
+
+    def on_cluster_changed(self) -> None:
+        """Have the next pass give up what concerns the previous cluster only."""
+        self._cluster_changed = True
+        self.wakeup()
+
+    def _leave_cluster(self) -> None:
+        self._cluster_changed = False
+        if not self._sequences.on_cluster_changed():
+            return
+        text = (
+            "the cluster id changed, and the record may be in the log of either cluster; see "
+            "bootstrap_servers"
+        )
+        error = broker_error(Code.INCONSISTENT_CLUSTER_ID, text)
+        for batch in list(self._accumulator.incomplete):
+            if batch.has_sequence and batch.in_doubt and self._accumulator.remove(batch):
+                self._completion.fail(batch, given_up_error(batch, error))
 
     def _refresh_leaderless(self, now: float) -> None:
         for topic in self._accumulator.leaderless_topics():

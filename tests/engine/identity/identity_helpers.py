@@ -10,7 +10,15 @@ from aiokprod._engine.identity.transaction_manager import TransactionManager
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
 from aiokprod.errors import KafkaError
+from aiokprod.records import TopicPartition
 from tests.engine.engine_harness import EngineHarness
+
+
+class _AllBut(set[TopicPartition]):
+    """Contains every partition that is not in the set."""
+
+    def __contains__(self, key: object) -> bool:
+        return not super().__contains__(key)
 
 
 class RecordingControl:
@@ -22,6 +30,7 @@ class RecordingControl:
         self.sender_wakeups = 0
         self.driver_wakeups = 0
         self.incomplete = False
+        self.withdrawn: set[TopicPartition] = set()
         self.version = 1
         self.dropped: list[tuple[KafkaError, bool, bool]] = []
 
@@ -39,6 +48,10 @@ class RecordingControl:
 
     def has_incomplete(self) -> bool:
         return self.incomplete
+
+    def with_records(self) -> set[TopicPartition]:
+        """All partitions that a test asks for, except those in `withdrawn`."""
+        return _AllBut(self.withdrawn)
 
     def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         self.dropped.append((error, with_sequence, in_doubt))

@@ -19,6 +19,7 @@ from aiokprod.errors import (
 )
 from aiokprod.records import TopicPartition
 from tests.engine.engine_harness import (
+    BACKOFF,
     PRODUCER_ID,
     EngineHarness,
     Sent,
@@ -577,15 +578,19 @@ async def test_strict_broker_that_lost_its_state_is_written_to_again() -> None:
 
 
 @virtual
-async def test_producer_epoch_too_old_bumps_the_epoch_and_tries_the_batch_again() -> None:
-    """As Java `TransactionManager.canRetry` does."""
+async def test_producer_epoch_too_old_means_another_id_and_tries_the_batch_again() -> None:
+    """Another producer has the same id: a bump would lead to false duplicates."""
     harness = EngineHarness()
     deliveries, requests = three_in_flight(harness)
     for request in requests:
         request.refuse(Code.INVALID_PRODUCER_EPOCH)
     harness.step()
     harness.later()
-    assert sequences(harness)[4:] == [(1, 0)]
+    assert not harness.brokers.waiting
+    assert len(harness.brokers.init_requests) == 1
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
     deliver_all(harness)
     assert [offset_of(d) for d in deliveries] == [1, 2, 3]
     assert harness.brokers.stored(T0) == [b"first", b"1", b"2", b"3"]
@@ -605,7 +610,9 @@ async def test_producer_epoch_too_old_ends_a_batch_whose_earlier_attempt_is_in_d
     assert error_of(delivery).outcome is Outcome.UNKNOWN
     harness.append(b"w")
     harness.step()
-    assert sequences(harness)[-1] == (1, 0)
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
     deliver_all(harness)
     assert harness.brokers.stored(T0) == [b"first", b"v", b"w"]
 
@@ -642,6 +649,46 @@ async def test_recreated_topic_gets_new_sequences_once_nothing_is_in_flight() ->
     assert harness.brokers.stored(T0) == [b"1", b"2", b"3"]
     assert [offset_of(d) for d in deliveries] == [0, 1, 2]
     assert harness.brokers.stored(T1) == [b"p1"]
+
+
+@virtual
+async def test_producer_id_that_was_requested_from_the_previous_cluster_is_not_used() -> None:
+    harness = EngineHarness(known_producer=False)
+    delivery = harness.append(b"v")
+    harness.step()
+    harness.sender.on_cluster_changed()
+    harness.step()
+    harness.init_producer()
+    harness.later()
+    assert len(harness.brokers.init_requests) == 2
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
+    deliver_all(harness)
+    assert offset_of(delivery) == 0
+
+
+@virtual
+async def test_another_cluster_means_another_producer_id_for_what_is_not_in_doubt() -> None:
+    harness = EngineHarness()
+    acknowledged(harness)
+    maybe, certain = harness.append_all(b"maybe", b"certain")
+    harness.step()
+    first, second = harness.brokers.waiting
+    first.lose()
+    second.refuse(Code.NOT_ENOUGH_REPLICAS)
+    harness.sender.on_cluster_changed()
+    harness.step()
+    assert error_of(maybe).outcome is Outcome.UNKNOWN
+    assert error_of(maybe).code == Code.INCONSISTENT_CLUSTER_ID.row
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.pass_time(BACKOFF)
+    harness.refresh()
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
+    deliver_all(harness)
+    assert offset_of(certain) == 1
+    assert harness.brokers.stored(T0) == [b"first", b"certain"]
 
 
 # -- batches in doubt -----------------------------------------------------------------------------

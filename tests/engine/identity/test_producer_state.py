@@ -47,6 +47,7 @@ async def test_plain_producer_keeps_and_requests_nothing() -> None:
     sequences.on_failure(parts[1], unknown=True)
     sequences.on_topic_recreated("t")
     sequences.on_topic_forgotten("t", 1)
+    assert not sequences.on_cluster_changed()
     sequences.bump_epochs()
     source.close(BrokerError("closed"))
 

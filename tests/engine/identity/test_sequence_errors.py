@@ -115,12 +115,26 @@ async def test_idempotent_unknown_producer_bumps_once_if_the_log_start_is_known(
 
 
 @virtual
-async def test_idempotent_invalid_epoch_bumps_and_retries_unless_in_doubt() -> None:
+async def test_idempotent_invalid_epoch_means_another_id_and_a_retry_unless_in_doubt() -> None:
     entry, (batch,) = numbered(1)
-    code = Code.INVALID_PRODUCER_EPOCH
-    assert classify_idempotent(batch, code, -1, entry) == SequenceAction(RETRY, bump_epoch=True)
-    batch.in_doubt = True
-    assert classify_idempotent(batch, code, -1, entry) == SequenceAction(NONE, bump_epoch=True)
+    for in_doubt, decision in ((False, RETRY), (True, NONE)):
+        batch.in_doubt = in_doubt
+        action = classify_idempotent(batch, Code.INVALID_PRODUCER_EPOCH, -1, entry)
+        assert action == SequenceAction(decision, bump_epoch=True, new_producer_id=True)
+
+
+@virtual
+async def test_idempotent_batch_in_doubt_is_given_up_under_the_id_of_another_cluster() -> None:
+    entry, (batch,) = numbered(1)
+    entry.foreign = True
+    for code in (Code.NETWORK_EXCEPTION, Code.MESSAGE_TOO_LARGE, Code.NOT_ENOUGH_REPLICAS):
+        batch.in_doubt = False
+        assert classify_idempotent(batch, code, -1, entry) == NO_ACTION
+        batch.in_doubt = True
+        action = classify_idempotent(batch, code, -1, entry)
+        assert action == SequenceAction(SequenceDecision.GIVE_UP)
+    entry.reset_sequences(2, 0)
+    assert not entry.foreign
 
 
 @virtual

@@ -43,6 +43,7 @@ async def test_second_batch_waits_for_the_first_acknowledgment_then_five_may_be_
     made.assign_sequence(first)
     assert not made.may_drain(others[0].queue, others[0])
     made.of(first).on_success(first, 0)
+    first.queue.acknowledged_at = first.sent_at
     for batch in others[:MAX_OPEN_BATCHES]:
         assert made.may_drain(batch.queue, batch)
         made.assign_sequence(batch)

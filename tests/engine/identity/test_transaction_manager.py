@@ -210,6 +210,19 @@ async def test_steps_come_in_order_and_the_end_waits_for_the_batches() -> None:
     assert not made.wants(TxnStep.END)
 
 
+@in_virtual_time
+async def test_partitions_whose_records_were_withdrawn_are_not_added() -> None:
+    control = RecordingControl()
+    made = opened(control=control)
+    made.maybe_add_partition(KEY)
+    assert not made.drop_unused_partitions()
+    assert made.next_step() is TxnStep.ADD
+    control.withdrawn.add(KEY)
+    assert made.next_step() is None
+    made.start_end(commit=True)
+    assert made.next_step() is TxnStep.END
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @in_virtual_time
 async def test_begin_starts_with_new_progress(version: int) -> None:

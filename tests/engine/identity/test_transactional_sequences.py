@@ -201,6 +201,7 @@ def test_recreated_topic_needs_nothing_within_a_transaction() -> None:
     async def main() -> None:
         made = opened()
         sequences(made).on_topic_recreated("t")
+        assert not sequences(made).on_cluster_changed()
         assert not made.tracker.planned
 
     main()
