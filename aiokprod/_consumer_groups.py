@@ -119,13 +119,13 @@ def _of_aiokafka(consumer: Any) -> GroupMetadata:
 
 
 def checked_offsets(offsets: Any) -> dict[TopicPartition, Offset]:
-    """Convert and check the offsets that a caller passes.
+    """Validate the offsets that a caller passes, and convert them to `Offset` by partition.
 
     Args:
         offsets: a mapping from (topic, partition) to an int or an object with `offset` (and
-            `metadata`, `leader_epoch`), as aiokafka's; or an iterable of objects with `topic`,
-            `partition` and `offset`, as confluent-kafka's ``consumer.position(...)``, where
-            negative offsets (nothing read yet) are left out.
+            optionally `metadata` and `leader_epoch`), like that of aiokafka; or an iterable of
+            objects with `topic`, `partition` and `offset`, like the result of confluent-kafka's
+            ``consumer.position(...)``. Its negative offsets (nothing read yet) are left out.
 
     Raises:
         ConfigError: `offsets` is neither, or an offset is out of range.

@@ -213,7 +213,8 @@ class Code(enum.IntEnum):
     MESSAGE_TOO_LARGE = ErrorCode(
         10,
         "the batch is larger than the topic's max.message.bytes",
-        # batch size: UnifiedLog.analyzeAndValidateRecords, again after recompression
+        # Java `UnifiedLog.analyzeAndValidateRecords` checks the size of the batch, and the broker
+        # checks it again if it has recompressed the batch.
         outcome=Outcome.REJECTED,
         exception="RecordTooLarge",
         too_large=True,

@@ -100,7 +100,7 @@ async def serving(
         ConfigError: an argument is invalid, or no bootstrap server can be resolved.
         MetadataTimeout, InvalidTopic, AuthorizationError, AuthenticationError: with
             warm_required, see `Producer.warm`.
-        Others: as `Producer.start`.
+        Others: see `Producer.start`.
 
     Cancellation of the drain ends it at once; the report is still made.
     """
@@ -290,9 +290,10 @@ class Probes:
         return Probe(not reasons, tuple(reasons))
 
     def _leaderless(self, producer: Producer[Any, Any], topics: Iterable[str]) -> Iterator[str]:
-        """Those of the topics for which no leader of any partition is known.
+        """The topics for which no leader of any partition is known.
 
-        A topic that is not in use for metadata_max_idle_ms is forgotten, which is no fault.
+        A topic that had a leader and was not used for metadata_max_idle_ms since then is not
+        included: the producer has forgotten it.
         """
         runtime = producer._lifecycle.runtime
         if runtime is None:
@@ -306,7 +307,7 @@ class Probes:
                 yield topic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application. Answers by the last part of the path, so it can be mounted."""
+        """The ASGI application. It can be mounted: the last part of the path selects the probe."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":

@@ -60,7 +60,7 @@ class Blocking(Generic[K, V]):
         with Blocking(bootstrap_servers="localhost:9092") as producer:
             metadata = producer.send("topic", b"value", key=b"key")
 
-    Arguments as `Producer`. One object serves any number of threads, whose records share batches.
+    Takes the arguments of `Producer`. Any number of threads can use one object and share batches.
     An event loop in a daemon thread, which the first call starts, runs the producer; serializers,
     interceptors, plug-ins and partitioners are called in that thread, in a copy of the caller's
     context.
@@ -76,7 +76,7 @@ class Blocking(Generic[K, V]):
     used in both processes; their `configure` is called again in the child.
 
     Raises:
-        ConfigError: as `Producer`.
+        ConfigError: see `Producer`.
 
     All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
     None of them may be called on the event loop of the object itself, where it would wait for
@@ -293,7 +293,7 @@ class Blocking(Generic[K, V]):
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """The result of `close`, also of that at the end of ``with``; None until it ends."""
+        """The result of `close`, including the one at the end of ``with``; None until it ends."""
         return self._producer.drain_report
 
     # -- sending --------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class Blocking(Generic[K, V]):
     ) -> RecordMetadata:
         """Send one record and wait until it is acknowledged.
 
-        Arguments, result and errors as `Producer.send`. When the timeout passes, or the call is
+        For arguments, result and errors, see `Producer.send`. If the timeout passes or the call is
         interrupted (KeyboardInterrupt), a record that is still in an open batch is withdrawn.
         """
         check_timeout("send", timeout, zero=False)
@@ -371,14 +371,14 @@ class Blocking(Generic[K, V]):
         )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent before this call has its outcome; as `Producer.flush`."""
+        """Wait until every record sent before this call has its outcome. See `Producer.flush`."""
         check_timeout("flush", timeout)
         if self._thread is None and not self._is_closed:
             return
         self._run(lambda: self._producer.flush(timeout))
 
     def warm(self, topics: Iterable[str]) -> None:
-        """Fetch metadata and connect to the leaders of topics; as `Producer.warm`."""
+        """Fetch metadata and connect to the leaders of topics. See `Producer.warm`."""
         self._run(lambda: self._producer.warm(topics))
 
     def call(
@@ -434,15 +434,15 @@ class Blocking(Generic[K, V]):
             return function()
 
     def metrics(self) -> dict[str, Any]:
-        """As `Producer.metrics`."""
+        """See `Producer.metrics`."""
         return self._read(self._producer.metrics)
 
     def health(self) -> Health:
-        """As `Producer.health`."""
+        """See `Producer.health`."""
         return self._read(self._producer.health)
 
     def explain(self) -> str:
-        """As `Producer.explain`."""
+        """See `Producer.explain`."""
         return self._read(self._producer.explain)
 
     def __repr__(self) -> str:

@@ -114,7 +114,7 @@ class ProducerConfig:
         compression_lz4_level: 1 to 17.
         compression_zstd_level: -131072 to 22.
         topic_profiles: other settings for some topics: a mapping from patterns to `TopicProfile`. A
-            pattern is a topic name in which ``*`` stands for any characters, also none, and ``?``
+            pattern is a topic name in which ``*`` stands for any characters or none, and ``?``
             for one. The first pattern that matches decides. Kept as a tuple of pairs. (Java: none.)
         partitioner_adaptive_partitioning_enable: keyless records favour partitions with short
             queues (KIP-794).

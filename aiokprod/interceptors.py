@@ -26,9 +26,9 @@ class ProducerInterceptor(Protocol):
 
     They may send records themselves, with `try_submit` and `submit`.
 
-    An exception of `on_send` that is no `Exception` (KeyboardInterrupt) is raised to the caller,
-    and the record is not sent. One of `on_acknowledgement` is passed to the loop's exception
-    handler.
+    If `on_send` raises a BaseException that is not an Exception (KeyboardInterrupt), it is raised
+    to the caller, and the record is not sent. If `on_acknowledgement` raises one, it is passed to
+    the loop's exception handler.
     """
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:

@@ -125,7 +125,7 @@ class Observer:
 
     def on_admission_wait(self, topic: str, reason: WaitReason, seconds: float) -> None:
         """A call has waited before its record could be appended. Called once for each wait that
-        has suspended the call, also if it ended with an error.
+        has suspended the call, even if it ended with an error.
 
         Args:
             reason: "buffer": memory in the buffer or in the share of a broker; "metadata": the

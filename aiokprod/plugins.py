@@ -17,11 +17,11 @@ from aiokprod.records import Header
 class RecordPlugin(Protocol):
     """Called for every record of a producer, and when records have their outcome.
 
-    Methods are synchronous and must not block. What they raise is logged and otherwise ignored;
-    results that are not valid are treated in the same way. Exceptions that are no `Exception`
-    (KeyboardInterrupt) are raised to the caller by `on_append`, whose record is then not sent;
-    those of the other methods are passed to the loop's exception handler. They may send records
-    themselves. A plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
+    Methods are synchronous and must not block. Their exceptions and invalid results are logged and
+    otherwise ignored. If `on_append` raises a BaseException that is not an Exception
+    (KeyboardInterrupt), it is raised to the caller, and the record is not sent; if another method
+    does, it is passed to the loop's exception handler. Methods may send records themselves. A
+    plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
     """
 
     def on_append(

@@ -418,7 +418,8 @@ class Producer(Generic[K, V]):
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """The result of `close`, also of that at the end of ``async with``; None until it ends."""
+        """The result of `close`, including the one at the end of ``async with``; None until it
+        ends."""
         return self._lifecycle.drain_report
 
     def __del__(self) -> None:
@@ -444,7 +445,7 @@ class Producer(Generic[K, V]):
         Args:
             topic: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``.
             value: None is a tombstone on compacted topics.
-            key: decides the partition; None is no key.
+            key: decides the partition; None stands for no key.
             partition: 0 to 2³¹-1, or None to let the partitioner choose.
             timestamp_ms: Unix time in ms, or None for now.
             headers: (name, bytes or None) pairs, sent in this order.
@@ -534,13 +535,13 @@ class Producer(Generic[K, V]):
     ) -> Delivery:
         """Append one record to a batch without waiting; for synchronous code on the event loop.
 
-        Arguments as `send`; `on_delivery` as `submit`.
+        For the arguments, see `send`; for `on_delivery`, see `submit`.
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it is being fetched.
             SchemaMissing: the id of a serializer's schema is not known yet; it is being fetched.
             BufferFull: buffer_memory is exhausted.
-            Others: as `send`.
+            Others: see `send`.
         """
         runtime = self._lifecycle.accepting()
         if on_delivery is not None:
@@ -566,20 +567,21 @@ class Producer(Generic[K, V]):
     ) -> Future[RecordMetadata]:
         """Send one record from another thread, such as that of a ``def`` endpoint.
 
-        As `asyncio.run_coroutine_threadsafe` with `send`, but records that arrive together are
-        passed to the loop together, so many threads fill batches. Arguments as `send`; key, value
-        and headers must not be changed before the record has its outcome. Serializers,
-        interceptors and plug-ins are called on the event loop, in a copy of the caller's context.
+        Like `asyncio.run_coroutine_threadsafe` with `send`, but records that arrive together are
+        passed to the loop together, so that the records of many threads share batches. For the
+        arguments, see `send`; key, value and headers must not be changed before the record has its
+        outcome. Serializers, interceptors and plug-ins are called on the event loop, in a copy of
+        the caller's context.
 
         Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then it
         waits for up to max_block_ms. The records of a thread to one topic keep their order.
 
-        A transaction has all records whose call ended before its commit was called; if one of them
-        fails, the commit does.
+        A transaction contains all records whose call returned before its commit was called. If one
+        of them fails, the commit fails.
 
         Returns:
             A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or
-            raises its error, as `send` does; a timeout ends the wait only. `cancel()` withdraws
+            raises its error, like `send`; a timeout only ends the wait. `cancel()` withdraws
             the record if its batch has not been closed for sending. A failure that is never
             retrieved is logged and counted in records_unretrieved. On the event loop `result()`
             of a record without an outcome raises WrongLoop.
@@ -692,7 +694,7 @@ class Producer(Generic[K, V]):
             table: an object with ``__arrow_c_array__`` or ``__arrow_c_stream__``: a pyarrow
                 RecordBatch, Table or RecordBatchReader, a polars DataFrame, a duckdb result.
             value_column: binary or string; null is a tombstone. Required.
-            key_column: binary or string; null is no key.
+            key_column: binary or string; null stands for no key.
             headers_column: list<struct<key: string, value: binary>> or map<string, binary>; null
                 means no headers, a null value is a header without a value.
             timestamp_column: timestamp of any unit, truncated to ms, or integer of Unix ms; null
@@ -790,7 +792,7 @@ class Producer(Generic[K, V]):
         Args:
             timeout: seconds for each of begin, offsets, commit and abort; None is max_block_ms.
 
-        Raises (on entry and exit): as `begin_transaction`, `commit_transaction` and
+        Raises (on entry and exit): see `begin_transaction`, `commit_transaction` and
         `abort_transaction`; see `Transaction`.
         """
         check_timeout("transaction", timeout)
@@ -834,7 +836,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             KafkaTimeout: no definite response yet; call it again, or begin the next transaction.
-            Others: as `commit_transaction`.
+            Others: see `commit_transaction`.
 
         Cancellation: stops waiting only.
         """
@@ -874,7 +876,7 @@ class Producer(Generic[K, V]):
             ConfigError: an argument has another type, or an offset is out of range.
             AbortableTransactionError: the coordinator rejected it, e.g. after a rebalance.
             KafkaTimeout: no response yet; `commit_transaction` waits for it.
-            Others: as `commit_transaction`.
+            Others: see `commit_transaction`.
 
         Cancellation: stops waiting only.
         """
@@ -907,7 +909,7 @@ class Producer(Generic[K, V]):
         """The topic's partitions and leaders; waits for metadata up to max_block_ms.
 
         Raises:
-            MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            MetadataTimeout, InvalidTopic, AuthorizationError: see `send`.
         """
         validate_topic(topic)
         runtime = self._lifecycle.usable()
@@ -935,7 +937,7 @@ class Producer(Generic[K, V]):
         max_block_ms.
 
         Raises:
-            MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            MetadataTimeout, InvalidTopic, AuthorizationError: see `send`.
             SerializationError: a serializer cannot be prepared, for instance because the Schema
                 Registry does not have its schema.
             AuthenticationError: a broker rejected the credentials.
@@ -967,7 +969,7 @@ class Producer(Generic[K, V]):
             by: with "topic" the result also has `topics`, a dict by topic, and with "node" `nodes`,
                 a dict by node id, each of the metrics of that topic or broker. At most 1000 topics
                 and brokers are counted separately; the others are together under "(other)" and -1.
-                -1 also stands for addresses that are no brokers of the metadata.
+                -1 also stands for addresses that are not brokers of the metadata.
 
         Raises:
             ConfigError: `by` contains something else.

@@ -54,7 +54,7 @@ SerializerOf: TypeAlias = (
 """The types that the settings key_serializer and value_serializer accept, for type checkers."""
 
 AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
-"""As `SerializerOf`, at run time: results are checked when it is called."""
+"""Like `SerializerOf`, but used at run time: results are checked with each call."""
 
 
 class SerializerProblem(Exception):
@@ -89,7 +89,7 @@ class PendingSchema(ABC):
 
     @abstractmethod
     def missing(self) -> SchemaMissing:
-        """The error of a call that cannot wait."""
+        """Return the error for a call that cannot wait until the id is known."""
 
 
 _TOO_LONG: Final = "it had not finished when max_block_ms, or the timeout of send, had passed"
@@ -137,8 +137,8 @@ class StringSerializer:
 
 
 class IntSerializer:
-    """Encodes int as big-endian two's complement of 4 or 8 bytes, as Java's `IntegerSerializer` and
-    `LongSerializer` do.
+    """Encodes int as big-endian two's complement of 4 or 8 bytes, like Java's `IntegerSerializer`
+    and `LongSerializer`.
 
     Raises:
         ConfigError: `size` is neither 4 nor 8.
@@ -160,25 +160,26 @@ class IntSerializer:
 class JsonSerializer:
     """Encodes objects as JSON text in UTF-8.
 
-    Besides what `json.dumps` accepts: dataclasses, pydantic models, attrs classes, msgspec structs,
-    enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`, sets, bytes (base64), and
-    scalars and arrays of numpy. docs/configuration.md has the form of each. NaN and infinite
-    numbers become null. Every backend makes the same JSON value of a document, or refuses it;
-    the text of floats (`1e+16`, `1e16`) depends on the backend.
+    Accepts what `json.dumps` accepts, and also dataclasses, pydantic models, attrs classes, msgspec
+    structs, enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`, sets, bytes (encoded
+    as base64), and numpy scalars and arrays. docs/configuration.md describes the encoding of each
+    type. NaN and infinite numbers are encoded as null. All backends encode an object to the same
+    JSON value or raise an error; only the text of floats (`1e+16`, `1e16`) and the order of sorted
+    keys that are not `str` depend on the backend.
 
     Args:
         backend: "json" (the standard library), "orjson", "msgspec" (both in the extra
             `aiokprod[json]`), or "auto", the first of orjson, msgspec and json that is installed
             and has the options.
-        default: called with an object of any other type; returns one that can be encoded. May be
-            called twice for the same object.
+        default: called with an object of any other type; returns an object that can be encoded. May
+            be called twice for the same object.
         sort_keys: sort the keys of objects.
-        ensure_ascii: escape characters that are not ASCII. This and the arguments below need
-            "json".
-        indent: as in `json.dumps`.
-        separators: as in `json.dumps`, by default without spaces.
-        allow_nan: write NaN and infinite numbers as `json.dumps` does (True), which is not JSON,
-            or refuse them (False), instead of null.
+        ensure_ascii: escape characters that are not ASCII. This argument and those below require
+            the backend "json".
+        indent: see `json.dumps`.
+        separators: see `json.dumps`; by default without spaces.
+        allow_nan: if True, write NaN and infinite numbers as `json.dumps` does, which is not valid
+            JSON; if False, raise an error; if None, write null.
 
     Raises:
         ConfigError: the backend is unknown, not installed, or lacks an option.
@@ -353,7 +354,8 @@ class BoundSerializer(FieldSerializer):
         )
 
     def checked(self, topic: str, data: Any, result: Any) -> bytes | Awaitable[Any]:
-        """A result of the serializer other than plain bytes and None; see `FieldSerializer`."""
+        """Check a result that is neither plain bytes nor None. Return its bytes, or the awaitable;
+        raise `SerializationError` for any other type. See `FieldSerializer`."""
         as_bytes = self._as_bytes(result)
         if as_bytes is not None:
             return as_bytes

@@ -350,7 +350,7 @@ cdef class Chunk:
 
     cdef int release(self) noexcept:
         # The array is moved first: the release callback may be Python code, in which this chunk may
-        # be closed again, also by another thread.
+        # be closed again, even by another thread.
         cdef ArrowArray array = self.array
         self.array.release = NULL
         self.layout = None

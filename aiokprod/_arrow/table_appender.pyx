@@ -85,7 +85,7 @@ cdef class TableAppender:
         return self.run(chunk, topic, start)
 
     def append_objects(self, Chunk chunk not None, str topic, Py_ssize_t start):
-        """As `append`, but each row becomes Python objects and is appended like a single record,
+        """Like `append`, but each row becomes Python objects and is appended like a single record,
         whose key and value are converted by the serializers.
 
         Returns what `Appender.try_append` returns for the first row that was not appended; None at

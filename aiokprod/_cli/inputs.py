@@ -79,8 +79,8 @@ def blocks(options: Namespace) -> Iterator[Block]:
 
 
 def _standard_input() -> BinaryIO:
-    # Unbuffered: the thread that reads may be blocked when the interpreter ends, which aborts if
-    # the lock of a buffer is held.
+    # The file has no buffer: the thread that reads it may still be blocked when the interpreter
+    # exits, and the interpreter aborts if that thread holds the lock of a buffer.
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 
@@ -257,7 +257,7 @@ class _Counted(io.RawIOBase):
         return data
 
     def read1(self, size: int = -1) -> bytes:
-        """As `read`; `TextIOWrapper` calls it."""
+        """See `read`. Called by `TextIOWrapper`."""
         return self.read(size)
 
 

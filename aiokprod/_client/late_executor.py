@@ -22,7 +22,7 @@ class LateExecutor(ThreadPoolExecutor):
     _is_shut_down = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """As `Executor.submit`."""
+        """See `Executor.submit`."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError:
@@ -36,6 +36,6 @@ class LateExecutor(ThreadPoolExecutor):
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `Executor.shutdown`."""
+        """See `Executor.shutdown`."""
         self._is_shut_down = True
         super().shutdown(wait, cancel_futures=cancel_futures)

@@ -199,8 +199,8 @@ class Lifecycle:
         return runtime
 
     def accepting(self) -> Runtime:
-        """As `usable`, for calls that send records. The outcome of the error is NOT_SENT, that of
-        the records of this call, not of the records that caused the error."""
+        """Like `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
+        the outcome of this call's records, not of the records that caused the error."""
         try:
             return self.usable()
         except KafkaError as error:
@@ -211,7 +211,7 @@ class Lifecycle:
             del refused  # no cycle of error, traceback and frame
 
     def live(self) -> Runtime:
-        """As `usable`, but a fatal error of the producer state is not raised."""
+        """Like `usable`, but a fatal error of the producer state is not raised."""
         self.check_loop_and_process(running=True)
         if self.closed:
             raise ProducerClosed("the producer is closed; create a new one")

@@ -126,7 +126,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return self._state != PENDING
 
     def cancelled(self) -> bool:
-        """True if `cancel` has ended the wait."""
+        """True if `cancel` was called before the record had its outcome."""
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def running(self) -> bool:
@@ -167,7 +167,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             self._retrieved = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of a record that failed, None if it was delivered; raises as `result`."""
+        """The error of a record that failed, None if it was delivered. Errors: see `result`."""
         self._begin_retrieval()
         try:
             return super().exception(timeout)

@@ -87,7 +87,7 @@ class RecordSerializers(SerializerPair):
         return key, value
 
     def finish_now(self, serialized: SerializedRecord) -> Payload:
-        """As `finish`, for callers that cannot wait.
+        """Like `finish`, for callers that cannot wait.
 
         Raises:
             ConfigError: a serializer is asynchronous.

@@ -220,7 +220,7 @@ class Runtime:
         source = TransactionalIdentity(manager, self._coordinators)
         return ProducerState(TransactionalSequences(manager), manager, source)
 
-    # -- EngineControl: what a transaction switches on and off -----------------------------------
+    # -- EngineControl: called by the transaction manager ----------------------------------------
 
     def set_accepting(self, accepting: bool) -> None:
         """Records of the open transaction are accepted, or not."""
@@ -336,7 +336,7 @@ class Runtime:
         self.sender.failures.flush(self.loop.time(), at_once=True)
         self.warm_up.wake()
 
-    # -- events between the parts ---------------------------------------------------------------
+    # -- events of components -------------------------------------------------------------------
 
     def _on_network(self) -> None:
         self.wake_sender()
@@ -450,7 +450,7 @@ class Runtime:
         updated_at = self.metadata.updated_at
         return self._started_at if updated_at is None else updated_at
 
-    # -- end ------------------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------------
 
     def stop_accepting(self, error: KafkaError) -> None:
         """Accept no more records; calls that wait to append one raise `error`."""

@@ -341,8 +341,8 @@ class BulkSender:
             self.refused[position] = own
 
     def _deadline(self, topic: str, partition: int | None) -> float:
-        """Deadline of a record's waits. If the last wait for memory timed out, it is now: otherwise
-        a call with many records would take max_block_ms for each."""
+        """The deadline for the waits of a record. It is now if the last wait for memory timed out,
+        so that a call with many records does not wait for max_block_ms with each of them."""
         now = self._runtime.loop.time()
         if self._no_room_since == self.tracker.count and not self._lacks(topic, partition):
             return now

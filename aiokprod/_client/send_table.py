@@ -58,7 +58,7 @@ class TableReader:
                 raise _no_export(table, error) from error
             raise ConfigError(
                 "send_table takes a table with the Arrow C data interface (__arrow_c_array__ or "
-                "__arrow_c_stream__), as those of pyarrow, polars, duckdb and nanoarrow have; not "
+                "__arrow_c_stream__), like those of pyarrow, polars, duckdb and nanoarrow; not "
                 f"{type(table).__name__}"
             ) from None
         except ArrowImportError as error:
@@ -144,7 +144,7 @@ class TableSender(BulkSender):
             return await self._finish()
 
     async def append(self, topic: str | None, table: Any, names: Mapping[str, str | None]) -> None:
-        """As `send_table`, but returns once every row is in a batch or has failed; waits for
+        """Like `send_table`, but returns once every row is in a batch or has failed, and waits for
         memory. The attributes have the outcomes, which are complete once the batches in `tracker`
         have theirs. A transaction with a failed row can only be aborted, as with `send_table`.
 

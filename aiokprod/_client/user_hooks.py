@@ -59,8 +59,8 @@ class UserHooks:
     def close(self) -> None:
         """Call `close()` on each object that has it. Later calls do nothing.
 
-        Failures are logged and do not prevent the other objects from being closed. Exceptions that
-        are no `Exception` (KeyboardInterrupt) are raised once all are closed.
+        Failures are logged and do not prevent the other objects from being closed. A BaseException
+        that is not an Exception (KeyboardInterrupt) is raised once all are closed.
         """
         closing, self._open = self._open, []
         interrupt: BaseException | None = None

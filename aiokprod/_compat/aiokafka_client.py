@@ -15,7 +15,7 @@ TheirPartitioner = Callable[[bytes | None, list[int], list[int]], int]
 
 
 class BrokerMetadata(NamedTuple):
-    """A broker, as aiokafka's `BrokerMetadata`."""
+    """A broker, like aiokafka's `BrokerMetadata`."""
 
     nodeId: int
     host: str
@@ -50,7 +50,7 @@ class ClusterMetadataView:
         return None if found is None else set(range(len(found.partitions)))
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """As `partitions_for_topic`, of partitions with a leader."""
+        """Like `partitions_for_topic`, but returns only partitions that have a leader."""
         found = self._snapshot().topics.get(topic)
         return None if found is None else set(found.available)
 
@@ -114,7 +114,7 @@ class KeyPartitioner:
         return self.of(topic, key_bytes, cluster.topics)
 
     def of(self, topic: str, key_bytes: bytes | None, topics: Mapping[str, Any]) -> int:
-        """As `partition`."""
+        """See `partition`."""
         found = topics[topic]
         return self._function(key_bytes, list(range(len(found.partitions))), list(found.available))
 

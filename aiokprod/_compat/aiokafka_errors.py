@@ -68,11 +68,12 @@ CLASSES: Final[dict[type[KafkaError], str]] = {
 }
 """aiokafka's class for errors without an error code of the broker; the first row that fits.
 
-`SerializationError` is a `TypeError`, as aiokafka raises for a key or value that is not bytes.
+`SerializationError` is a `TypeError`, which aiokafka raises for a key or value that is not bytes.
 """
 
 _BY_CODE: Final = (BrokerError, TransactionError)
-"""Classes for which the error code decides, as `aiokafka.errors.for_code` has a class for each."""
+"""Classes whose errors are converted by their error code: `aiokafka.errors.for_code` has a class
+for each code."""
 
 
 def their_class(error: KafkaError) -> type[Exception] | None:
@@ -91,7 +92,7 @@ def their_class(error: KafkaError) -> type[Exception] | None:
         if coded is not theirs.UnknownError or code.number == -1:
             return coded
     if isinstance(error, ConfigError):
-        return None  # a ValueError, as aiokafka's
+        return None  # a ValueError, which aiokafka raises too
     for ours, name in CLASSES.items():
         if isinstance(error, ours):
             found: type[Exception] = getattr(theirs, name)

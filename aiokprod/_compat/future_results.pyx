@@ -74,7 +74,8 @@ cdef class FutureResults:
             self.topic = metadata.topic
             self.partition = metadata.partition
             self.number = metadata.partition
-        # Without the Python frame of the constructor. 0 is CreateTime.
+        # `tuple.__new__` is faster than the constructor, which is a Python function. 0 is
+        # CreateTime.
         return self.new(
             self.metadata_type,
             (metadata.topic, self.number, self.place, metadata.offset, metadata.timestamp_ms,

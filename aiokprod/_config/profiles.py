@@ -1,6 +1,6 @@
 """The setting `topic_profiles`: its patterns, and the settings that apply to a topic.
 
-A pattern is a topic name in which ``*`` stands for any characters, also none, and ``?`` for one.
+A pattern is a topic name in which ``*`` stands for any characters or none, and ``?`` for one.
 The first pattern that matches a topic decides.
 """
 

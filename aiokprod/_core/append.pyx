@@ -199,7 +199,7 @@ cdef class Appender:
         self.calls_user = ((serializers is not None and not serializers.plain)
                            or self.hooks is not None or partitioner is not None)
 
-    # -- one record -----------------------------------------------------------------------------
+    # -- single records -------------------------------------------------------------------------
 
     def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None,
                headers=None, on_delivery=None):
@@ -282,9 +282,9 @@ cdef class Appender:
 
     cdef PyObject* find_topic(self, object topic) except? NULL:
         """The topic's `TopicSlot`; NULL if the fast path may append no record to the topic now."""
-        # The producer's loop runs in `self.thread`, so comparing threads is enough. That the loop
-        # still runs is checked once per loop pass and every 64 records: asyncio's check costs a
-        # system call.
+        # It is enough to compare threads, because the producer's loop runs in `self.thread`.
+        # Whether the loop is still running is checked only once per loop pass and every 64 records,
+        # because asyncio's check costs a system call.
         if not self.enabled or PyThread_get_thread_ident() != self.thread:
             return NULL
         if type(topic) is not str or (not self.yield_queue.pass_open and not self.open_pass()):
@@ -293,8 +293,8 @@ cdef class Appender:
 
     cdef object prepare(self, object topic, object value, object key, object partition,
                         object timestamp_ms, object headers):
-        """As `try_append`, for a record that `fast` has not appended."""
-        # Arguments that the slow path refuses must be found before user code is called.
+        """Like `try_append`, for a record that `fast` has not appended."""
+        # Find arguments that the slow path would refuse before user code is called.
         if not self.accepts(topic, partition, timestamp_ms, headers):
             return None
         if not self.calls_user and is_payload(value) and is_payload(key):
@@ -332,7 +332,7 @@ cdef class Appender:
                 has_value = True
                 if is_payload(sent_value):
                     is_serialized = True
-                    # Check all conditions again, because serializers are Python code.
+                    # Check all conditions again: the serializers may have changed them.
                     self.yield_queue.check_slice()
                     delivery = self.fast(topic, sent_value, sent_key, partition, timestamp_ms,
                                          headers)
@@ -356,7 +356,7 @@ cdef class Appender:
 
     cdef object append_hooked(self, object topic, object value, object key, object partition,
                               object timestamp_ms, object headers):
-        """As `append_serialized`, with hooks or a partitioner."""
+        """Like `append_serialized`, for a producer with hooks or a partitioner."""
         cdef SerializedRecord record = SerializedRecord.__new__(SerializedRecord)
         cdef HookedRecord hooked
         if self.hooks is None:
@@ -405,7 +405,8 @@ cdef class Appender:
             partition = self.choose(record, topic, value, key, final_headers)
             if partition is None:
                 return record
-        # Check all conditions again, because all of these are Python code.
+        # Check all conditions again: serializers, plug-ins and the partitioner may have changed
+        # them.
         self.yield_queue.check_slice()
         try:
             delivery = self.fast(topic, record.value, record.key, partition, timestamp_ms,
@@ -594,8 +595,8 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
            on_delivery=None):
     """Put one record into a batch: `delivery = await producer.submit(...)`.
 
-    Arguments as `send`. Awaiting returns once the record is in a batch. It suspends only while
-    metadata is missing, while memory is short, or if this task keeps sending after the loop's
+    For the arguments, see `send`. Awaiting returns once the record is in a batch. It suspends only
+    while metadata is missing, while memory is short, or if this task keeps sending after the loop's
     time slice of 1 ms is over: then other tasks continue first. If that last wait is cancelled
     (`wait_for`), the record is in a batch already. The `Delivery` is an awaitable for the
     `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`. A
@@ -607,7 +608,7 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
     arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome even if
     the handle is cancelled after the record was sent.
 
-    Raises (at the call or on await): as `send`, except for the errors of the delivery itself.
+    Raises (at the call or on await): see `send`, except for the errors of the delivery itself.
     WrongLoop is raised at the call.
 
     Counts as a coroutine function for `inspect` and `asyncio`, so that frameworks that run plain

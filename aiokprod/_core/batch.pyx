@@ -55,8 +55,8 @@ FAILED = S_FAILED
 
 cdef enum:  # kinds of callbacks
     SHARED_CONTEXT = 0     # runs in a copy of the context
-    GIVEN_CONTEXT = 1      # runs in the very context
-    ON_DELIVERY = 2        # as SHARED_CONTEXT; called with the outcome, also if the wait has ended
+    GIVEN_CONTEXT = 1      # runs in the context itself
+    ON_DELIVERY = 2        # like SHARED_CONTEXT; called with the outcome even if the wait has ended
 
 
 @cython.freelist(64)
@@ -210,7 +210,7 @@ cdef class BatchCore:
             index += 1
         return 0
 
-    # -- life -----------------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------
 
     @property
     def size(self):
@@ -562,8 +562,8 @@ def report_withdrawals_with(make):
 class WaitExpired(Exception):
     """The deadline of `send` has ended the wait for its record.
 
-    It is no CancelledError: if the task is cancelled before it wakes, asyncio puts a CancelledError
-    in place of any other exception, so the two can be told apart.
+    It is not a CancelledError: if the task is cancelled before it wakes, asyncio replaces any other
+    exception with a CancelledError, so the two can be told apart.
     """
 
 
@@ -842,7 +842,7 @@ cdef class Delivery:
         return True
 
     cdef int expire(self) except -1:
-        """As `cancel`, by a deadline: `result` raises WaitExpired."""
+        """Like `cancel`, but because a deadline has passed: `result` raises WaitExpired."""
         if not self.is_done():
             self.is_expired = True
             self.cancel()

@@ -238,7 +238,7 @@ TupleIterator = type(iter(()))
 def append_objects(Appender appender not None, BulkTracker tracker not None,
                    TopicSlot topic not None, list values not None, list keys, list timestamps,
                    list headers, partition, Py_ssize_t start):
-    """As `append_column`, but each row is appended like a single record, whose key and value are
+    """Like `append_column`, but each row is appended like a single record, whose key and value are
     converted by the serializers.
 
     Returns what `Appender.try_append` returns for the first row that was not appended; None at the

@@ -96,13 +96,13 @@ cdef class InterceptorCalls:
 
 
 cdef int interrupted(object loop, str what, object error) except -1:
-    """Pass an exception that is no `Exception` from a report of an outcome to the loop's exception
-    handler, so that the other reports are made. Without a loop it is raised."""
+    """Pass a BaseException that is not an Exception, raised while an outcome was reported, to the
+    loop's exception handler, so that the other reports are made. Without a loop it is raised."""
     if loop is None:
         raise error
     context = {"message": f"aiokprod: {what} was interrupted", "exception": error}
     try:
-        # Not called here: a SystemExit that the handler raises would end the reports.
+        # The handler is not called here, because a SystemExit that it raises would end the reports.
         loop.call_soon(loop.call_exception_handler, context)
     except RuntimeError:  # the loop is closed
         loop.default_exception_handler(context)  # logs the error
@@ -122,9 +122,9 @@ cdef class HookCalls:
     - `failed(plugin, method, error)`: logs an exception;
     - `check_headers(headers)`: raises if they are not valid.
 
-    Exceptions of hooks that are no `Exception` (KeyboardInterrupt) are raised to the caller by
-    `on_send` and `on_append`, and the record is refused. From methods that get an outcome they are
-    passed to the exception handler of the loop, and the other reports are made.
+    If `on_send` or `on_append` raises a BaseException that is not an Exception (KeyboardInterrupt),
+    it is raised to the caller, and the record is refused. If a method that gets an outcome raises
+    one, it is passed to the exception handler of the loop, and the other reports are made.
 
     Attributes:
         loop: the producer's loop, once it is started.
@@ -165,7 +165,7 @@ cdef class HookCalls:
 
     cdef HookedRecord begin(self, object topic, object value, object key, object partition,
                             object timestamp_ms, object headers):
-        """As `start`, for the fields of a record, which have been checked."""
+        """Like `start`, for the checked fields of a record."""
         cdef object record
         cdef HookedRecord hooked
         if self.interceptors is None:

@@ -55,8 +55,8 @@ cdef class FieldSerializer:
         return self.convert(topic, headers, data)
 
     cdef object serialize(self, str topic, object headers, object data):
-        """As `convert`, for data that do not pass through."""
-        # [0] is for the function that is called, which may put another argument there.
+        """Like `convert`, for data that are not returned unchanged."""
+        # [0] is left free: vectorcall lets the called function store another argument there.
         cdef PyObject* arguments[4]
         cdef size_t count = 3
         cdef PyObject* found

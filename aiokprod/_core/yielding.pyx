@@ -79,7 +79,7 @@ cdef class YieldQueue:
         """True if appends have used the loop for longer than a time slice in this pass."""
         return self.pass_open and self.slice_over()
 
-    # -- the current pass -----------------------------------------------------------------------
+    # -- current loop pass ----------------------------------------------------------------------
 
     cdef int open_pass(self) except -1:
         # `pass_open` is set last: if `clock` or `call_soon` raises, no `close_pass` is scheduled.
@@ -96,15 +96,15 @@ cdef class YieldQueue:
 
     cdef double now(self) except? -1:
         """The loop's time; only its differences are used."""
-        # To call the loop's method would take a tenth of the time of `submit` with a serializer.
+        # Calling the loop's method would take a tenth of the time of `submit` with a serializer.
         return monotonic() if self.is_monotonic else self.clock()
 
     cdef bint slice_over(self) except -1:
         return self.now() - self.slice_start > self.slice_length
 
     cdef bint must_yield(self) except -1:
-        """True if the calling task has to wait. Asked for every record once the slice is over,
-        before that for every `CHECK_EVERY`th."""
+        """True if the calling task has to wait. Called for every record once the slice is over,
+        before that for every `CHECK_EVERY`th record."""
         if self.since_check < CHECK_EVERY:
             if not self.is_greedy():
                 return False
@@ -114,7 +114,7 @@ cdef class YieldQueue:
 
     cdef int check_slice(self) except -1:
         """Called for each record after user code has run, before the append. User code may take any
-        time, so the clock is read for every record, also of a resumed task."""
+        time, so the clock is read for every record, even if its task was just resumed."""
         if self.pass_open and self.slice_over():
             self.overrun = True
             self.allowance = 0
@@ -147,7 +147,7 @@ cdef class YieldQueue:
         self.streak = 0
         return True
 
-    # -- tasks that wait ------------------------------------------------------------------------
+    # -- waiting tasks --------------------------------------------------------------------------
 
     def join(self):
         """A future that is done when the caller may continue. It is marked as awaited, for an

@@ -117,8 +117,8 @@ class BrokerClient(Protocol):
         epoch; 0 if unknown (KIP-584)."""
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
-        """Close all connections to a node, also if the metadata no longer list it. Their requests
-        in flight end with `error` during this call."""
+        """Close all connections to a node, even if the metadata no longer contains it. Their
+        requests in flight end with `error` during this call."""
 
     def reset_backoff(self) -> None:
         """Rebootstrap: reset the backoff of every node."""

@@ -2,7 +2,7 @@
 """An event with a deadline, which is cheap to set.
 
 It is compiled so that no wake-up is lost: a signal handler may raise between any two steps of
-Python code, also within `Future.set_result`, and the future would then be done without its waiter
+Python code, even within `Future.set_result`, and the future would then be done without its waiter
 being scheduled. Here only calls of the event loop run Python code, and after an interrupted call
 the next `set` repeats it.
 """
@@ -121,7 +121,7 @@ cdef class WakeupEvent:
             self.arm(self.deadline)
         return 0
 
-    # -- the interface of a future to a task -----------------------------------------------------
+    # -- future interface, used by tasks ---------------------------------------------------------
 
     def __await__(self):
         self.begun = self.is_cancelled = False

@@ -16,7 +16,7 @@ OTHER_TOPICS: Final = "(other)"
 """Stands for all topics beyond `MAX_TOPICS`. No topic can have this name."""
 
 OTHER_NODES: Final = -1
-"""Stands for addresses that are no brokers of the metadata (bootstrap servers, coordinators), and
+"""Stands for addresses that are not brokers of the metadata (bootstrap servers, coordinators), and
 for all brokers beyond `MAX_NODES`."""
 
 

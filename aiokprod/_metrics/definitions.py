@@ -220,7 +220,7 @@ METRICS: Final = (
         "transaction_errors", "counter", "calls",
         "transactional calls that raised, by error code or class of the exception", label="error",
     ),
-    # -- code of the user -------------------------------------------------------------------------
+    # -- user code --------------------------------------------------------------------------------
     Metric(
         "plugin_errors", "counter", "calls",
         "exceptions of plug-ins and observers, by class and method", label="method",

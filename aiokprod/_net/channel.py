@@ -82,8 +82,8 @@ class KafkaChannel:
         counters: where it counts its requests and bytes.
 
     Attributes:
-        is_kafka: the address is known to be a listener for this client, so that errors need not ask
-            whether it is one.
+        is_kafka: the address is known to be a Kafka listener that fits this client's configuration,
+            so error texts do not suggest to check that.
         state: changed by `_advance` only.
         versions: versions of each API that both sides support; empty before ApiVersions.
         features: finalized levels of cluster features, from this broker (KIP-584).
@@ -174,7 +174,7 @@ class KafkaChannel:
         # Raises UnsupportedVersion with the version ranges of both sides.
         return negotiate(api_key, self._broker_ranges, max_version=max_version)
 
-    # -- what the local side does ---------------------------------------------------------------
+    # -- actions of this side -------------------------------------------------------------------
 
     def transport_up(
         self, now: float, deadline: float, *, authentication_timeout: float = math.inf
@@ -307,7 +307,7 @@ class KafkaChannel:
         """True if there are bytes to write or a re-authentication is due."""
         return bool(self._outgoing) or (self._held and self.reauthentication_due)
 
-    # -- what the remote side does --------------------------------------------------------------
+    # -- events of the peer ---------------------------------------------------------------------
 
     def receive_data(self, data: BytesLike, now: float) -> None:
         """Process received bytes: all complete frames; the rest is kept until more bytes arrive.
@@ -359,7 +359,7 @@ class KafkaChannel:
         error.__cause__ = cause
         self.fail(reason, error)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _named(self, error: KafkaError) -> KafkaError:
         """The error with the name of the peer in its text; the wire layer does not know it."""

@@ -120,7 +120,7 @@ class NetworkClient:
         state = "closed, " if self._closed else ""
         return f"<NetworkClient {state}{[b.connection or b.node for b in self._brokers.values()]}>"
 
-    # -- the engine's port ----------------------------------------------------------------------
+    # -- called by the engine -------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
         """Replace the known brokers; none at all means the bootstrap addresses.
@@ -220,7 +220,8 @@ class NetworkClient:
         return sum(len(connection.channel.in_flight) for connection in list(self._connections))
 
     def in_flight_by_node(self) -> dict[int, int]:
-        """`total_in_flight` by node; addresses that are no brokers together as `OTHER_NODES`."""
+        """`total_in_flight` by node; all addresses that are not brokers of the metadata are counted
+        under `OTHER_NODES`."""
         counts: dict[int, int] = {}
         for connection in list(self._connections):
             node_id = max(connection.node_id, OTHER_NODES)
@@ -336,7 +337,7 @@ class NetworkClient:
         if broker.connection is not None:
             broker.connection.close()
 
-    # -- what connections report ----------------------------------------------------------------
+    # -- connection events ----------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: the connection accepts requests."""
@@ -424,7 +425,7 @@ class NetworkClient:
                 {"message": "aiokprod: a completion callback raised", "exception": error}
             )
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _is_current(self, connection: Connection) -> bool:
         broker = self._brokers.get(connection.node_id)

@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         """True if it is CLOSED and has no transport and no task: no more events follow."""
         return self.channel.closed and self._transport is None and self._task is None
 
-    # -- for the client -------------------------------------------------------------------------
+    # -- called by the client -------------------------------------------------------------------
 
     def begin_setup(self, now: float, timeout: float) -> None:
         """Set the deadlines before it is dialled.
@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
         self._pump()
         self._owner.connection_progress(self)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _flush(self) -> bool:
         """Write the output of the channel; True if the transport has written all of it."""

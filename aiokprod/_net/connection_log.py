@@ -52,8 +52,8 @@ class ConnectionLog:
         self._known: set[tuple[str, int]] = set()
 
     def is_kafka(self, address: tuple[str, int]) -> bool:
-        """True if a connection to this host and port was READY: it is a listener for this client.
-        Then errors need not ask whether it is one."""
+        """True if a connection to this host and port was READY, so this is a Kafka listener that
+        fits this client's configuration. Error texts then do not suggest to check that."""
         return address in self._known
 
     def connecting(self, connection: Connection) -> None:

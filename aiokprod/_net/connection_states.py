@@ -195,7 +195,7 @@ class ClusterConnectionStates:
             self._setup_failures[record.name] = self._setup_failures.get(record.name, 0) + 1
 
     def expired(self, node_id: int, now: float) -> None:
-        """An idle connection was closed by the client, which is no failure: no backoff."""
+        """The client closed an idle connection. This is not a failure, so there is no backoff."""
         record = self._record(node_id)
         record.last_attempt = now
         record.addresses = ()

@@ -85,7 +85,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             # failed handshake would leave a cycle that holds a socket.
             self._connected = None
 
-    # -- the transport that the protocol sees -----------------------------------------------------
+    # -- transport interface, called by the protocol ----------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "ssl_object":
@@ -134,7 +134,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self.is_closing():
             return
         self._closing = True
-        # The broker's close_notify is not waited for; ours is among the outgoing bytes.
+        # Close without waiting for the broker's close_notify. `unwrap` has written ours to the
+        # outgoing bytes.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._write_ciphertext()
@@ -155,7 +156,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if plain is not None:
             plain.abort()
 
-    # -- the protocol that the plain transport sees -----------------------------------------------
+    # -- protocol interface, called by the plain transport ----------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, not a check: uvloop's transports do not derive from asyncio's.
@@ -189,7 +190,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._protocol is not None:
             self._protocol.resume_writing()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------
 
     def _below(self) -> asyncio.Transport:
         assert self._plain is not None, "nothing is asked of a transport before it is connected"

@@ -208,7 +208,7 @@ def _split(url: str) -> tuple[str, int, str]:
         parts = urlsplit(url)
         port = parts.port or 443
     except ValueError:
-        raise ConfigError("token_endpoint is no URL") from None
+        raise ConfigError("token_endpoint is not a URL") from None
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError("token_endpoint must be an https URL")
     if "@" in parts.netloc or parts.fragment or any(ord(c) <= 32 for c in url):

@@ -44,10 +44,10 @@ class FrameReader:
         return len(self._buffer)
 
     def feed(self, data: BytesLike) -> Iterator[memoryview]:
-        """Yield the frames that `data` completes, in order, without their length prefix. Iterate to
-        the end.
+        """Yield the frames that `data` completes, in order, without their length prefix. The caller
+        must exhaust the iterator, which keeps the rest of `data` only at its end.
 
-        Frames are views of memory that is never reused, so they stay valid. Those in front of a
+        Frames are views of memory that is never reused, so they stay valid. Frames that precede a
         damaged one are yielded before the error is raised, so that the outcome of a request does
         not depend on how the stream is divided into reads (Java `Selector.attemptRead` completes
         one receive at a time).

@@ -81,8 +81,8 @@ def encode_request(
     """A complete request frame: length, header, body. Record batches are separate chunks.
 
     Raises:
-        UnsupportedVersion: as `Message.encode`.
-        ValueError: as `Message.encode`, or the frame exceeds 2³¹-1 bytes.
+        UnsupportedVersion: see `Message.encode`.
+        ValueError: see `Message.encode`, or the frame exceeds 2³¹-1 bytes.
     """
     before, after = _around_correlation_id(message.api_key, version, client_id)
     header = b"".join((before, INT32.pack(correlation_id), after))

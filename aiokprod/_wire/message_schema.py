@@ -284,7 +284,7 @@ def nullable_array(
     nullable: str | None = None,
     ignorable: bool = False,
 ) -> Sequence[S] | None:
-    """As `array`, but None = null; `nullable` limits the versions in which null is allowed."""
+    """Like `array`, but None stands for null; `nullable` are the versions that allow null."""
     none: Sequence[S] | None = ()
     return _declare(
         none,

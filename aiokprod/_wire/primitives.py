@@ -26,14 +26,14 @@ _MAX_VARLONG: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class Reader:
-    """A cursor over one buffer.
+    """Decodes primitive types from a buffer, one after the other.
 
     Attributes:
         data: the whole buffer.
         pos: index of the next byte.
         end: index after the last byte that may be read; lowered while a tagged field is read.
 
-    Every method raises `DecodeError` if the bytes are missing or not allowed.
+    Every method raises `DecodeError` if the buffer ends too early or the bytes are invalid.
     """
 
     __slots__ = ("data", "end", "pos")

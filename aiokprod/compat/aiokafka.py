@@ -61,7 +61,7 @@ if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
         partition: int
 
     class RecordMetadata(NamedTuple):
-        """Where a record is, as aiokafka reports it.
+        """Partition and offset of a record, in the form in which aiokafka reports them.
 
         Attributes:
             offset: None for a detected duplicate.
@@ -79,7 +79,7 @@ if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
         log_start_offset: int | None
 
     class OffsetAndMetadata(NamedTuple):
-        """An offset to commit, as aiokafka's."""
+        """An offset to commit, like aiokafka's `OffsetAndMetadata`."""
 
         offset: int
         metadata: str = ""
@@ -268,7 +268,7 @@ class AIOKafkaProducer:
         Raises:
             KafkaConnectionError: no bootstrap server can be reached.
             ProducerClosed: `stop` was called before.
-            Others: as `aiokprod.Producer.start`.
+            Others: see `aiokprod.Producer.start`.
 
         Cancellation closes the connections.
         """
@@ -391,7 +391,7 @@ class AIOKafkaProducer:
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
     ) -> RecordMetadata:
-        """As `send`, and wait for the outcome.
+        """Like `send`, but wait for the outcome.
 
         Cancellation: only the wait ends once the record is in a batch.
         """
@@ -412,7 +412,7 @@ class AIOKafkaProducer:
             A future: `RecordMetadata` of the batch's first record. It fails with the error of the
             first record that failed; others may have been delivered.
 
-        Raises: as `send`, before the first record was appended.
+        Raises: see `send`, before the first record was appended.
         """
         batch.close()
         self._check_open()
@@ -497,7 +497,7 @@ class AIOKafkaProducer:
 
         Raises:
             IllegalOperation: the producer has no transactional_id, or a transaction is open.
-            ProducerFenced and others: as `aiokprod.Producer.begin_transaction`.
+            ProducerFenced and others: see `aiokprod.Producer.begin_transaction`.
         """
         self._check_transactional()
         try:
@@ -507,7 +507,7 @@ class AIOKafkaProducer:
         self._in_transaction = True
 
     async def commit_transaction(self) -> None:
-        """Flush and commit. Errors: as `aiokprod.Producer.commit_transaction`."""
+        """Flush and commit. Errors: see `aiokprod.Producer.commit_transaction`."""
         self._check_transactional()
         try:
             await self.producer.commit_transaction()
@@ -516,7 +516,7 @@ class AIOKafkaProducer:
         self._in_transaction = False
 
     async def abort_transaction(self) -> None:
-        """Abort. Errors: as `aiokprod.Producer.abort_transaction`."""
+        """Abort. Errors: see `aiokprod.Producer.abort_transaction`."""
         self._check_transactional()
         try:
             await self.producer.abort_transaction()

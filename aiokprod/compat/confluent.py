@@ -54,7 +54,8 @@ OnDelivery = Callable[[Any, "ProducedMessage"], object]
 
 
 class ProducedMessage:
-    """A record and where it is, with the methods of `confluent_kafka.Message`."""
+    """A produced record with its partition and offset, and the methods of
+    `confluent_kafka.Message`."""
 
     __slots__ = ("_error", "_headers", "_key", "_latency", "_metadata", "_topic", "_value")
 
@@ -285,7 +286,7 @@ class AIOProducer:
 
         Raises:
             TypeError: a key, value or header has another type; nothing was sent.
-            KafkaException (an `aiokprod.KafkaError`): as `aiokprod.Producer.submit`. Instead of a
+            KafkaException (an `aiokprod.KafkaError`): see `aiokprod.Producer.submit`. Instead of a
                 BufferError the call waits for memory, up to max_block_ms.
 
         Cancellation of this coroutine: the record is not sent.
@@ -377,7 +378,7 @@ class AIOProducer:
 
         Raises:
             ConfigError: no topic is given.
-            KafkaException: as `aiokprod.Producer.partitions_for`.
+            KafkaException: see `aiokprod.Producer.partitions_for`.
         """
         if topic is None:
             raise ConfigError(
@@ -422,27 +423,27 @@ class AIOProducer:
 
         Raises:
             ConfigError: there is no transactional.id.
-            KafkaException: as `aiokprod.Producer.start`.
+            KafkaException: see `aiokprod.Producer.start`.
         """
         if not self._transactional:
             raise ConfigError("init_transactions() needs the setting transactional.id")
         await self._within("init_transactions", self.producer.start(), timeout)
 
     async def begin_transaction(self) -> None:
-        """Open a transaction. Errors: as `aiokprod.Producer.begin_transaction`."""
+        """Begin a transaction. Errors: see `aiokprod.Producer.begin_transaction`."""
         await self._within("begin_transaction", self.producer.begin_transaction(), -1)
 
     async def commit_transaction(self, timeout: float = -1) -> None:
         """Flush and commit. After a timeout call it again; `timeout` is in seconds.
 
-        Errors: as `aiokprod.Producer.commit_transaction`.
+        Errors: see `aiokprod.Producer.commit_transaction`.
         """
         await self._within(
             "commit_transaction", self.producer.commit_transaction(_seconds(timeout)), -1
         )
 
     async def abort_transaction(self, timeout: float = -1) -> None:
-        """Abort; unsent records fail. Errors: as `aiokprod.Producer.abort_transaction`."""
+        """Abort; unsent records fail. Errors: see `aiokprod.Producer.abort_transaction`."""
         await self._within(
             "abort_transaction", self.producer.abort_transaction(_seconds(timeout)), -1
         )

@@ -92,7 +92,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         Returns:
             `RecordMetadata`, or a future with it if `no_confirm` is set.
 
-        Raises: as `AIOKafkaProducer.send`.
+        Raises: see `AIOKafkaProducer.send`.
 
         Cancellation: the record is not sent if it is not in a batch yet; after that only the wait
         ends.

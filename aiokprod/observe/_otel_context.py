@@ -27,7 +27,7 @@ class _HeaderSetter(Setter[list["Header"]]):
 
 class _HeaderGetter(Getter[Carrier]):
     def get(self, carrier: Carrier, key: str) -> list[str] | None:
-        """All values of a header; those that are no text are left out."""
+        """All values of a header; those that are not text are left out."""
         found = []
         for name, value in carrier:
             if name.lower() == key and value is not None:

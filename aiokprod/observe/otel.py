@@ -207,7 +207,7 @@ class Telemetry:
         """Take the addresses of the brokers for the spans; see `Observer`."""
         self._nodes = dict(snapshot.nodes)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _attributes(self, topic: str) -> dict[str, Any]:
         return {**_COMMON, **self._client, "messaging.destination.name": topic}

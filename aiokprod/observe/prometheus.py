@@ -225,10 +225,10 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
     """The metrics of a registry in the format that the scraper prefers.
 
     Args:
-        accept: the Accept header of the request. If it has Prometheus' protobuf format (feature
-            native-histograms), so has the result, with the native histograms that the collector
-            gives. Otherwise the result is text, as that of `prometheus_client.generate_latest` but
-            in less time.
+        accept: the Accept header of the request. If it contains Prometheus' protobuf format
+            (feature native-histograms), the result has this format and contains the native
+            histograms of the collector. Otherwise it is the text that
+            `prometheus_client.generate_latest` returns, but takes less time.
 
     Returns:
         The body of the response and its content type.

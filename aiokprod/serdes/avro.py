@@ -96,7 +96,7 @@ class AvroSerializer(SchemaSerializer):
         try:
             return parse_schema(self._document, named)
         except Exception as error:
-            # A schema is no secret, but its text is long.
+            # A schema is not a secret, but its text is long.
             text = f"{type(error).__name__}: {error}"
         raise ConfigError(f"AvroSerializer(schema=...): is not a valid Avro schema: {text[:200]}")
 

@@ -86,9 +86,9 @@ async def send_event(
         ConfigError: an argument is not valid, the producer has a `value_serializer`, or cloudevents
             is not installed.
         SerializationError: the format cannot encode the event.
-        KafkaError: as `Producer.send`.
+        KafkaError: see `Producer.send`.
 
-    Cancellation: as `Producer.send`.
+    Cancellation: see `Producer.send`.
     """
     found, value, headers = event_record(event, mode=mode, format=format)
     serializers = producer._serializers

@@ -138,7 +138,7 @@ class PydanticSerializer:
         """Return the document.
 
         Raises:
-            WrongType: the data are no object of the model and no dict.
+            WrongType: the data are neither an object of the model nor a dict.
             SchemaMismatch: a dict is not valid, or a field cannot be encoded.
         """
         if not isinstance(data, self.model):

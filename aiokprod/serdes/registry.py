@@ -605,7 +605,7 @@ def _checked_urls(url: object) -> tuple[str, ...]:
 
 
 def _checked_url(url: object) -> str:
-    # The URL is not in the text: it may contain a password.
+    # The errors do not contain the URL, because it may contain a password.
     if not isinstance(url, str):
         raise ConfigError(f"Registry(url=<{type(url).__name__}>): use a str")
     try:

@@ -23,7 +23,7 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
     """The records of one or more topics.
 
     Args:
-        options: of `format("aiokprod-audit")`: kafka.*, topic, isolation.
+        options: the options of `format("aiokprod-audit")`: kafka.*, topic, isolation.
         more: further options, e.g. ``isolation="read_uncommitted"``, ``values="false"``.
     """
     merged = dict(options) | {key: str(value) for key, value in more.items()}
@@ -31,13 +31,17 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
 
 
 def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Everything that `loss`, `extra`, `duplicates` and `integrity` find, in one pass over both:
-    (by, finding, rows, records), where rows and records are how many `expected` and `log` have.
+    """Compare the rows of `expected` with the records of `log`, in one pass over both. Finds all
+    that `loss`, `extra`, `duplicates` and `integrity` find.
 
-    Findings, by the first that is true: "no id" (`by` is null), "lost" (fewer records than rows),
-    "extra" (records of which there is no row), "duplicate" (more records than rows), "differs" (as
-    many, with other contents). Contents are those of the sink's columns that `expected` has, see
-    `integrity`, which also names the columns and the places of the records.
+    Returns one row (by, finding, rows, records) for each id with a finding; `rows` and `records`
+    are the numbers of rows of `expected` and of records of `log` that have this id.
+
+    The finding is the first of these that applies: "no id" (`by` is null), "lost" (fewer records
+    than rows), "extra" (records but no row), "duplicate" (more records than rows), "differs" (the
+    numbers are equal, the contents are not). The contents are those columns of the sink that
+    `expected` has. `integrity` also reports which columns differ, and the partitions and offsets of
+    the records.
     """
     from pyspark.sql import functions as f
 

@@ -239,8 +239,8 @@ class TransactionEnder:
         deadline: float,
         unstable_for: float | None,
     ) -> Marker | None:
-        """As `_decide`, with a producer that has the driver's transactional id. `unstable_for` is
-        that of `read_marker`.
+        """Like `_decide`, with a producer that has the driver's transactional id. `unstable_for`:
+        see `read_marker`.
 
         Raises:
             ProducerFenced, UnstableMarker: another process uses, or used, the driver's id.
@@ -338,8 +338,8 @@ class TransactionEnder:
 
         open_ones = _open(tasks)
         if commit:
-            # Commit the first task alone, because every attempt at the batch has it: if a later
-            # attempt fenced it, nothing of this attempt may be committed.
+            # Commit the first task alone. Every attempt at the batch has this task: if a later
+            # attempt has fenced it, this commit fails, and nothing of this attempt is committed.
             open_ones.sort(key=lambda task: task.partition)
             await asyncio.gather(*map(one, open_ones[:1]))
             open_ones = open_ones[1:]

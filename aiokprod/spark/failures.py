@@ -51,7 +51,8 @@ _LASTING_CODES: Final = frozenset(
 
 
 class SinkError(RuntimeError):
-    """A task could not write all of its rows. Spark forwards only the text."""
+    """A task could not write all of its rows. Spark passes only the text of this error to the
+    driver."""
 
 
 class NonDeterministicReplay(RuntimeError):

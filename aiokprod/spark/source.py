@@ -56,7 +56,8 @@ class AiokprodDataSource(DataSource):
             return self._writer(schema, job=uuid.uuid4().hex[:JOB_DIGITS])
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
-        """As `writer`. `overwrite` is the output mode complete; every result is appended."""
+        """Like `writer`, for streaming queries. `overwrite` is True for the output mode complete;
+        every result is appended nevertheless."""
         with redacted(self.options):
             refuse_shown_key(self.options, "a stream")
             return self._writer(schema, job=None)

@@ -153,7 +153,7 @@ def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
     moment until brokers report the new level.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from kafka-python, also at import
+        warnings.simplefilter("ignore", DeprecationWarning)  # from kafka-python, even at import
         try:
             from kafka.admin import KafkaAdminClient, UpdateFeatureType
         except ImportError as error:

@@ -119,7 +119,7 @@ class KafkaCluster:
         await asyncio.to_thread(self.stop_blocking)
 
     def start_blocking(self, timeout: float = START_TIMEOUT) -> None:
-        """As `start`, for synchronous fixtures."""
+        """Like `start`, for synchronous fixtures."""
         if self._folder is not None:
             raise ClusterError("this cluster was started already")
         self._build()
@@ -139,7 +139,8 @@ class KafkaCluster:
             raise
 
     def stop_blocking(self) -> None:
-        """As `stop`, for synchronous fixtures. Nodes are killed, as their storage is removed."""
+        """Like `stop`, for synchronous fixtures. Nodes are killed, because their storage is
+        removed."""
         atexit.unregister(self.stop_blocking)
         for node in self._nodes.values():
             node.kill()
@@ -427,7 +428,7 @@ class KafkaCluster:
         """Ids of the nodes that the cluster lists as alive; empty if no node responds."""
         return await asyncio.to_thread(self._client().broker_ids)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------
 
     async def _ask(self, call: Callable[[ClusterAdmin], None]) -> None:
         await asyncio.to_thread(call, self._client())

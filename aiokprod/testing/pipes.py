@@ -104,14 +104,14 @@ class Pipe:
         self._event: WorldHandle | asyncio.TimerHandle | None = None
         self._is_cut = False
 
-    # -- the sender's side ----------------------------------------------------------------------
+    # -- called by the sender -------------------------------------------------------------------
 
     def room(self) -> int:
         """Number of bytes that `take` accepts now."""
         return max(0, self.window - self._under_way)
 
     def take(self, handed: WrittenBuffer, view: memoryview) -> None:
-        """Accept bytes for delivery, even if the sender is closed later."""
+        """Accept bytes for delivery. They are delivered even if the sender is closed later."""
         self.taken += len(view)
         if self._is_cut:
             return
@@ -148,7 +148,7 @@ class Pipe:
         self._arrives_until = max(self._arrives_until, self._sent_until + latency)
         return self._arrives_until
 
-    # -- the receiver's side --------------------------------------------------------------------
+    # -- called by the receiver -----------------------------------------------------------------
 
     def resume(self) -> None:
         """End a stall."""

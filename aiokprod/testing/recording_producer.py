@@ -1,4 +1,4 @@
-"""`RecordingProducer`: a `Producer` without brokers, for unit tests, as Java's `MockProducer`.
+"""`RecordingProducer`: a `Producer` without brokers, for unit tests, like Java's `MockProducer`.
 
 It is the real producer over a `FakeCluster` of its own, so that arguments, serializers,
 partitioners and transactions behave, and fail, as they do in production.
@@ -169,7 +169,7 @@ class RecordingProducer(Producer[K, V]):
         return self._decide("complete_next", Reaction())
 
     def fail_next(self, error: Code | ErrorCode | int) -> bool:
-        """Answer the oldest pending record with an error code of a broker, as `complete_next`.
+        """Fail the oldest pending record with an error code of a broker; see `complete_next`.
 
         The record fails if the producer does not retry the code: see `ErrorCode.retriable`. A
         retriable one makes it pending again.
@@ -182,7 +182,7 @@ class RecordingProducer(Producer[K, V]):
         """
         number = error.number if isinstance(error, ErrorCode) else int(error)
         if number == 0:
-            raise ConfigError("fail_next(0): 0 is no error; use complete_next()")
+            raise ConfigError("fail_next(0): 0 is not an error; use complete_next()")
         retried = error_code(number).retriable
         done = self._decide("fail_next", Reaction(process=False, error=number))
         if done and retried:
@@ -198,7 +198,7 @@ class RecordingProducer(Producer[K, V]):
         return expecting(self.cluster, committed=committed)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Complete all pending records, then as `Producer.flush`."""
+        """Complete all pending records, then flush like `Producer.flush`."""
         while self._gate is not None and self.complete_next():
             pass
         await super().flush(timeout)

@@ -79,7 +79,7 @@ class _Checker:
             parts = await asyncio.gather(*(self._server(*address) for address in servers))
             found = [finding for part in parts for finding in part]
             if self._client is not None:
-                # Records can be delivered although some servers do not answer.
+                # Records can be delivered even if some servers do not respond.
                 found = [_not_fatal(finding) for finding in found]
                 found += await self._cluster(self._client, topics)
         finally:
@@ -213,7 +213,7 @@ class _Checker:
             return [await self._explain(error, subject, (node.host, node.port))]
         return check_versions(client, node.id, subject)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _limit(self) -> float:
         """The deadline of one attempt."""

@@ -39,7 +39,7 @@ async def check_topics(
     """Check topics, through a broker that is connected.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     described = await describe_topics(client, topics, deadline)
     existing = [topic.name for topic in described if topic.error_code == Code.NONE]
@@ -192,7 +192,7 @@ def _replicas(
 
 
 def _size(client: ClusterClient, topic: str, settings: Mapping[str, str | None]) -> list[Finding]:
-    """max.message.bytes against batch_size and max_request_size."""
+    """Compare max.message.bytes with batch_size and max_request_size."""
     value = settings.get(_MAX_BYTES)
     if value is None or not value.isdigit():
         return []

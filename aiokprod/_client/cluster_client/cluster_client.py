@@ -128,7 +128,7 @@ class ClusterClient:
         """A topic's partitions and leaders.
 
         Raises:
-            MetadataTimeout, InvalidTopic, AuthorizationError: as `Producer.send`.
+            MetadataTimeout, InvalidTopic, AuthorizationError: see `Producer.send`.
             AuthenticationError: every broker refuses the credentials.
         """
         while True:
@@ -317,7 +317,7 @@ class ClusterClient:
         """Send a request about many keys: one to each coordinator, concurrently.
 
         Keys that a response leaves out, or for which it has a retriable error code, are requested
-        again. Otherwise as `coordinate`.
+        again. Otherwise like `coordinate`.
 
         Args:
             request: builds the request for some of the keys.

@@ -65,7 +65,7 @@ async def describe_topic(
         -2**31 if the broker does not report them).
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
 
     def build(version: int) -> MetadataRequest:
@@ -114,7 +114,7 @@ async def describe_topics(
     """Ask any broker for topics with one Metadata request, which creates none.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
 
     def build(version: int) -> MetadataRequest:
@@ -158,7 +158,7 @@ async def describe_configs(
         By type and name: error code, and value by setting (None if it is sensitive).
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     message = DescribeConfigsRequest(
         resources=[
@@ -202,7 +202,7 @@ async def list_offsets(
         (error code, offset) by (topic, partition), of those that the response has.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     wanted: dict[str, list[ListOffsetsPartition]] = {}
     for topic, number in partitions:
@@ -257,7 +257,7 @@ async def fetch(
         committed: return records up to the last stable offset only.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
     message = FetchRequest(
@@ -312,7 +312,7 @@ async def group_offsets(
             raises ends the call.
 
     Raises:
-        KafkaError: as `ClusterClient.coordinate`.
+        KafkaError: see `ClusterClient.coordinate`.
     """
 
     def build(version: int) -> OffsetFetchRequest:
@@ -389,7 +389,7 @@ class EndTransaction:
         """Returns the final error code; retriable errors are retried until `deadline`.
 
         Raises:
-            KafkaError: as `ClusterClient.coordinate`.
+            KafkaError: see `ClusterClient.coordinate`.
         """
         request = VersionedRequest(self._request.api_key, self._build, self._request.max_version)
         body = await client.coordinate(
@@ -419,7 +419,7 @@ async def fence_producer(
         The error code.
 
     Raises:
-        KafkaError: as `ClusterClient.coordinate`.
+        KafkaError: see `ClusterClient.coordinate`.
     """
     request = transaction_requests.init(transactional_id, timeout_ms, -1, -1)
     body = await client.coordinate(CoordinatorKind.TRANSACTION, transactional_id, request, deadline)
@@ -438,11 +438,12 @@ class TransactionDescription(NamedTuple):
 async def describe_transactions(
     client: ClusterClient, transactional_ids: Collection[str], deadline: float
 ) -> dict[str, TransactionDescription]:
-    """DescribeTransactions for all ids, one request to each coordinator, concurrently.
+    """Describe transactional ids. Sends one DescribeTransactions request to each coordinator, all
+    concurrently.
 
     Raises:
         UnsupportedVersion: brokers before 3.0.
-        KafkaError: as `ClusterClient.coordinate_all`.
+        KafkaError: see `ClusterClient.coordinate_all`.
     """
 
     def answers(body: Any) -> dict[str, tuple[int, TransactionDescription]]:
@@ -470,14 +471,15 @@ async def ongoing_transactions(
     deadline: float,
     on_failure: Callable[[KafkaError], None] | None = None,
 ) -> set[str]:
-    """Transactional ids with an ongoing transaction, by one ListTransactions to each broker,
-    concurrently; only those that the credentials may describe.
+    """The transactional ids with an ongoing transaction that the credentials may describe. Sends
+    one ListTransactions request to each broker, all concurrently.
 
     Args:
-        on_failure: called with the error of each broker that could not be asked; None raises it.
+        on_failure: called with the error of each request that failed; if None, the first of these
+            errors is raised.
 
     Raises:
-        KafkaError: as `ClusterClient.nodes` and `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.nodes` and `ClusterClient.ask`.
     """
     request = ListTransactionsRequest(state_filters=["Ongoing"])
     nodes = await client.nodes(deadline)

@@ -25,7 +25,7 @@ class ProducerBatch:
         state: see `BatchState`; only `change_state` writes it.
         possibly_appended: after some attempt it is unknown whether the broker appended it. Never
             cleared: a later rejection says nothing about that attempt.
-        in_doubt: as `possibly_appended`, until a sequence error proves that the log lacks it.
+        in_doubt: like `possibly_appended`, until a sequence error proves that the log lacks it.
         lost: a request with it got no response. A copy may still arrive at a broker, whatever the
             responses to later attempts are.
         divided_in_doubt: part of a batch that was in doubt when it was divided. A sequence error

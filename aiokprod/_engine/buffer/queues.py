@@ -95,7 +95,7 @@ class NodeQueues:
     Attributes:
         ready: queues with a batch that can be sent now.
         lingering: queues with one open batch, which may still receive records.
-        held: as `lingering`, of topics whose profile has a linger. A pass does not look at them
+        held: like `lingering`, for topics whose profile has a linger. A pass does not look at them
             until it is over, or until batches do not wait for their linger.
         undrained_since: loop time since which the broker has accepted no request although batches
             were due for it; inf if it accepts requests.

@@ -75,8 +75,8 @@ def classify_idempotent(
     if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
         return NO_ACTION
     if batch.divided_in_doubt:
-        # The log may contain the batch that was split. With a new sequence, its part would be
-        # stored twice.
+        # This batch is a part of a split batch, which may be in the log. With a new sequence, the
+        # records of this part would be stored twice.
         return SequenceAction(SequenceDecision.NONE, bump_epoch=True)
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.in_doubt:
         action = _classify_by_newer(batch, entry)

@@ -235,7 +235,8 @@ class SequenceTracker:
         self.probing: dict[TopicPartition, PartitionQueue] = {}
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
-        """The id and epoch for new batches. Drops what had to be kept until then."""
+        """Set the id and epoch for new batches. Drops the sequences of `retired` partitions, which
+        had to be kept until there was a newer epoch."""
         self.producer_id, self.epoch = producer_id, epoch
         for key in list(self.retired):
             self.retire(key)

@@ -272,7 +272,7 @@ class TransactionDriver:
         fatal.__cause__ = error
         self._manager.fail(fatal, answered=True)
 
-    # -- one request until its response is definite ---------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
     async def _exchange(
         self,

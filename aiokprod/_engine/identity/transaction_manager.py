@@ -236,16 +236,17 @@ class TransactionManager:
             return False
         return not self.tracker.any_open(self.progress.touched)
 
-    # -- what calls of users set in motion ------------------------------------------------------
+    # -- user calls -----------------------------------------------------------------------------
 
     def initialise(self) -> None:
-        """Request a producer id, which ends what an earlier instance left open and fences it."""
+        """Request a producer id. The coordinator then aborts the open transaction of an earlier
+        instance with this transactional id, and fences that instance."""
         self.init_result = self._loop.create_future()
         self._become(TxnState.INITIALIZING)
         self._engine.wake_driver()
 
     def begin(self) -> None:
-        """Open a transaction; nothing is sent for that."""
+        """Begin a transaction. No request is sent for this."""
         self.ending = None
         tv2 = self._engine.transaction_version() >= SECOND_PROTOCOL
         self.progress = TxnProgress(tv2)
@@ -288,7 +289,7 @@ class TransactionManager:
         self.progress.prepared = True
         self._engine.set_accepting(False)
 
-    # -- what the driver does and finds ---------------------------------------------------------
+    # -- called by the driver -------------------------------------------------------------------
 
     def next_step(self) -> TxnStep | None:
         """The next step of the driver, None if there is none."""

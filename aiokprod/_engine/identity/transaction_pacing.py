@@ -165,7 +165,7 @@ class TransactionPacing:
         """See `MarkerWait.on_batch_opened`."""
         self._marker_wait.on_batch_opened(self._loop.time())
 
-    # -- one addition at a time -----------------------------------------------------------------
+    # -- additions of partitions (second protocol) ----------------------------------------------
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         """True if a batch of this partition may be sent now. If not, `on_ready` is called once it

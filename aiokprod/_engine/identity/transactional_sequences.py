@@ -26,8 +26,8 @@ class TransactionalSequences:
         self.tracker = manager.tracker
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """As `SequenceTracker.may_drain`; a first attempt only within the transaction, and to
-        partitions that belong to it or may be added now."""
+        """Like `SequenceTracker.may_drain`, but a first attempt is allowed only within the
+        transaction, and only to partitions that belong to it or may be added now."""
         if not batch.has_sequence and not self._manager.may_send(queue.topic_partition):
             return False
         return self.tracker.may_drain(queue, batch)
@@ -67,7 +67,7 @@ class TransactionalSequences:
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """Remove the batch and require a new epoch. The sequence gap ends with the abort, which
-        bumps the epoch, also if it was requested before. The new epoch fences a copy of the batch
+        bumps the epoch, even if it was requested before. The new epoch fences a copy of the batch
         that is still in flight."""
         if batch.has_sequence:
             self.tracker.of(batch).remove(batch)

@@ -114,7 +114,7 @@ class Metadata:
             f"topics={len(snapshot.topics)}/{len(self._topics)} failures={self._schedule.failures}>"
         )
 
-    # -- the view ---------------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------
 
     @property
     def updated_at(self) -> float | None:
@@ -160,7 +160,7 @@ class Metadata:
         """Call `listener(snapshot)` after every swap, before any waiter runs. Must not raise."""
         self._listeners.append(listener)
 
-    # -- what callers want ------------------------------------------------------------------------
+    # -- called by users of the cache -------------------------------------------------------------
 
     def request_topic(self, topic: str, now: float) -> None:
         """Keep the topic in use, and request it again even if it is already cached. O(1)."""
@@ -170,15 +170,15 @@ class Metadata:
     def request_update(
         self, seen_generation: int | None = None, partition: TopicPartition | None = None
     ) -> int:
-        """Request a fetch of all topics in use, because the metadata proved wrong. It is sent when
-        the backoff is over.
+        """Request metadata of all topics in use, because the metadata was found to be wrong. The
+        request is sent when the backoff is over.
 
         Args:
-            seen_generation: generation of the snapshot that proved wrong. If the cache got a full
-                response since then, nothing happens. If it is None, a request in flight may be too
-                old, so another one follows it.
-            partition: whose leader proved wrong. Full responses that contradicted that leader and
-                did not replace it do not count: it is still wrong.
+            seen_generation: generation of the snapshot that was found to be wrong. If the cache has
+                received a full response since then, nothing is requested. If it is None, a request
+                in flight may be too old, so another one follows it.
+            partition: the partition whose leader was found to be wrong. Full responses that
+                contradicted that leader but did not replace it do not count: it is still wrong.
 
         Returns:
             The current generation; the requested metadata has a higher one.
@@ -246,7 +246,7 @@ class Metadata:
     async def _wait_for_topic(
         self, topic: str, partition: int | None, deadline: float, start: float, first: int
     ) -> ClusterSnapshot:
-        """As `wait_for_topic`. `start` is the time and `first` the generation at its begin."""
+        """Like `wait_for_topic`. `start` is the time and `first` the generation when that began."""
         loop = asyncio.get_running_loop()
         now = start
         # The next response may be older than the call, or be that of a broker that is about to
@@ -279,7 +279,7 @@ class Metadata:
 
         Raises:
             MetadataTimeout: the deadline passed.
-            KafkaError: as `wait_for_topic`.
+            KafkaError: see `wait_for_topic`.
         """
         loop = asyncio.get_running_loop()
         start = now = loop.time()
@@ -293,7 +293,7 @@ class Metadata:
             now = loop.time()
         return self.snapshot
 
-    # -- what the updater does --------------------------------------------------------------------
+    # -- called by the updater --------------------------------------------------------------------
 
     def on_request(self, callback: Callable[[], None]) -> None:
         """Set the callback for fetches that are needed earlier than `next_update_at` returned."""
@@ -455,7 +455,7 @@ class Metadata:
             self._broadcast.notify_all(self._closed_by)
             self._wake_updater()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------
 
     def _request_for(self, topic: str) -> None:
         if self._asked is not None and topic in self._asked:

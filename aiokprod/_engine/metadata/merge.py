@@ -188,8 +188,8 @@ class ResponseMerger:
             self._result.answered[name] = code
             self._unauthorized.add(name)
         else:
-            # No error and no partitions: the topic is being created or deleted (F55 in
-            # docs/faults.md).
+            # A topic without an error and without partitions is being created or deleted (F55 in
+            # docs/faults.md): treat it as an unknown topic.
             self._no_verdict(name, code or _UNKNOWN)
 
     def _no_verdict(self, name: str, code: int) -> None:

@@ -101,8 +101,8 @@ class TrackedTopics:
             self._on_new()
 
     def retain(self, topic: str, now: float) -> bool:
-        """True if the topic is still in use. One that was idle for too long is forgotten here,
-        unless it was in no response yet."""
+        """True if the topic is still in use. A topic that has been idle for max_idle seconds is
+        forgotten here, unless no response has contained it yet."""
         expires_at = self._expires_at.get(topic)
         if expires_at is None:
             return False

@@ -143,7 +143,8 @@ class MetadataUpdater:
                 self._failed.add(node_id)
             self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
-            # Waiters fail only if no request is in flight and no other broker has accepted us.
+            # Waiting calls fail only if no request is in flight and no other broker has accepted
+            # the connection.
             if self._fetch is not None or any(map(self._connected, self._nodes)):
                 metadata.note_error(error)
             else:
@@ -281,7 +282,7 @@ class MetadataUpdater:
             self._nodes = dict(snapshot.nodes)
             self._client.set_nodes(self._nodes.values())
 
-    # -- asking -----------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def _askable(self, chosen: int | None, now: float) -> ReadyConnection | None:
         """A connection for the request: to the chosen node, or, while that is being connected, to

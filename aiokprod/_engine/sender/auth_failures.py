@@ -82,7 +82,8 @@ class AuthFailures:
         for refusal in (self._by_all, *self._by_node.values()):
             if refusal is not None:
                 final_at = refusal.since + self._patience
-                # Batches that are created later become due later.
+                # After `final_at`, check again when a batch created now would be due. Older batches
+                # are considered below.
                 self.next_check_at = min(
                     self.next_check_at, final_at if final_at > now else now + self._patience
                 )

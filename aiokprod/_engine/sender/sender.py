@@ -122,7 +122,7 @@ class Sender:
     # -- loop -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Make passes until cancelled."""
+        """Run until cancelled: do what is due, then wait for the next event or due time."""
         wakeup, clock = self._wakeup_event, self._loop.time
         try:
             while True:
@@ -139,12 +139,12 @@ class Sender:
             wakeup.close()
 
     def run_once(self, now: float) -> float:
-        """Make one pass; returns the loop time at which the next one is due if no event comes
-        first.
+        """Do everything that is due, once. Returns the loop time at which the next run is due if no
+        event comes first.
 
-        The order of the steps matters: a step may leave work to a later one, never to an earlier
-        one, because nothing would wake the sender for it. Expiry may plan an epoch bump, and a bump
-        may request a producer id.
+        The order of the steps matters: a step may leave work to a later step but never to an
+        earlier one, because nothing would wake the sender for it. Expiry may plan an epoch bump,
+        and a bump may request a producer id.
         """
         accumulator = self._accumulator
         if accumulator.emptied:
@@ -206,7 +206,7 @@ class Sender:
             self._client.give_up(node_id, RequestTimedOut(text))
 
     def on_snapshot(self) -> None:
-        """Have the next pass check for changed leaders, and request that pass."""
+        """Let the next `run_once` check for changed leaders, and wake the sender."""
         self._leaders_changed = True
         self.wakeup()
 
@@ -214,7 +214,7 @@ class Sender:
         for topic in self._accumulator.leaderless_topics():
             self._metadata.request_topic(topic, now)
 
-    # -- the producer state's own requests ------------------------------------------------------
+    # -- requests for the producer state --------------------------------------------------------
 
     def _request_for_state(self, now: float) -> float:
         """Send the next request of the producer state, if one is due. Returns when this is to be
@@ -294,7 +294,7 @@ class Sender:
             expect_response=self._acks != 0,
         )
 
-    # -- answers --------------------------------------------------------------------------------
+    # -- responses ------------------------------------------------------------------------------
 
     def _on_produce_done(self, node_id: int, call: ProduceCall, response: ClientResponse) -> None:
         now = self._loop.time()
@@ -305,7 +305,7 @@ class Sender:
         self._observer.on_produce_done(node_id, response.latency)
         self._completion.on_done(node_id, call, response, now)
 
-    # -- giving up ------------------------------------------------------------------------------
+    # -- expiry and failures --------------------------------------------------------------------
 
     def _expire(self, now: float) -> float:
         """Fail batches past their delivery deadline; returns when this is to be called again.

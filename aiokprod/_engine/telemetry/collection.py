@@ -114,7 +114,8 @@ class Collection:
             delta: sums are those since the last call.
         """
         prefixes = tuple(requested)
-        # All are made, also those that are not requested: they begin a new window.
+        # All points are made, including those that are not requested, so that each begins a new
+        # window.
         made = [
             point._replace(name=PREFIX + point.name)
             for point in self._points(max(elapsed, 1e-3), delta=delta)

@@ -142,7 +142,7 @@ class TelemetryPusher:
             self.close()
             self._finished()
 
-    # -- when -----------------------------------------------------------------------------------
+    # -- schedule -------------------------------------------------------------------------------
 
     def _after(self, seconds: float) -> None:
         self._stop_timer()

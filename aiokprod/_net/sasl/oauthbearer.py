@@ -83,7 +83,7 @@ class OAuthBearer:
             raise AuthenticationError("OAUTHBEARER: the token provider gave no token")
         token = await revealed(as_secret(given))
         if len(token) > _MAX_TOKEN or _TOKEN.fullmatch(token) is None:
-            raise AuthenticationError("OAUTHBEARER: what the token provider gave is no token")
+            raise AuthenticationError("OAUTHBEARER: the result of the token provider is not a token")
         if expiry_ms(token) <= self._unix_ms():
             raise AuthenticationError("OAUTHBEARER: the token provider gave an expired token")
         return token
@@ -92,7 +92,7 @@ class OAuthBearer:
         method = getattr(self._provider, "extensions", None)
         given = method() if callable(method) else {}
         if not isinstance(given, Mapping):
-            raise AuthenticationError("OAUTHBEARER: the extensions are no mapping")
+            raise AuthenticationError("OAUTHBEARER: the extensions are not a mapping")
         for key, value in given.items():
             if (
                 not isinstance(key, str)

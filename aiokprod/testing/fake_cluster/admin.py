@@ -180,7 +180,7 @@ class FakeClusterAdmin:
             if partition.leader is not None:
                 partition.leader = ids.get(partition.leader, partition.leader)
 
-    # -- start and stop of brokers ----------------------------------------------------------------
+    # -- starting and stopping brokers ------------------------------------------------------------
 
     def kill(
         self, broker_id: int, *, silent: bool = False, failover_s: float | None = None

@@ -83,7 +83,7 @@ def read_batch(data: bytes, *, produce_version: int) -> Batch:
         BatchRefused: the batch is invalid; has the error code of the broker's response.
     """
     if len(data) < HEADER.size:
-        raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are no record batch")
+        raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are not a record batch")
     fields = HEADER.unpack_from(data)
     base_offset, length, leader_epoch, magic, crc, attributes, last_delta = fields[:7]
     base_timestamp, max_timestamp, producer_id, epoch, base_sequence, count = fields[7:]

@@ -41,7 +41,8 @@ EPOCH_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestNote:
-    """A request that was served: loop time in s, size in bytes including the length prefix."""
+    """A request that a broker received. `time` is the loop time in s; `size` is in bytes and
+    includes the length prefix."""
 
     time: float
     broker_id: int
@@ -246,7 +247,7 @@ class FakeCluster(FakeClusterAdmin):
         """
         number = code.number if isinstance(code, ErrorCode) else int(code)
         if number == Code.NONE or number not in Code._value2member_map_:
-            raise ValueError(f"{code!r} is no error code: use a member of Code other than NONE")
+            raise ValueError(f"{code!r} is not an error code: use a member of Code other than NONE")
         return self.control(
             int(api), Reaction(process=False, error=number), times=times, broker_id=broker_id
         )
@@ -257,7 +258,7 @@ class FakeCluster(FakeClusterAdmin):
             if broker_id in (None, broker.broker_id):
                 broker.throttle_ms = milliseconds
 
-    # -- what happened --------------------------------------------------------------------------
+    # -- received requests and logs -------------------------------------------------------------
 
     def subscribe(self, *requested: str, **settings: Any) -> ClientTelemetry:
         """Ask clients that connect from now on to push their metrics (KIP-714).
@@ -296,7 +297,8 @@ class FakeCluster(FakeClusterAdmin):
     def count(
         self, api_key: int, *, since: float = 0.0, until: float = float("inf"), broker_id: int = 0
     ) -> int:
-        """Number of requests of an API served in a span of loop time (broker 0 = any)."""
+        """Number of requests of an API received from `since` to `until` (loop time), by one broker
+        or, if `broker_id` is 0, by all brokers."""
         return sum(
             note.api_key == api_key
             and since <= note.time <= until

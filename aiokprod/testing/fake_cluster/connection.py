@@ -105,7 +105,7 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    # -- one request at a time ------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
     def serve_next(self) -> None:
         """Serve the next request unless one is being served or the broker is frozen."""
@@ -200,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
             assert isinstance(message, RESPONSES[request.api_key])
             message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
-            # ApiVersions v0 has no throttle field, so the client need not wait.
+            # A response to ApiVersions v0 has no throttle_time_ms, so the client may send at once.
             tells = request.api_key != API_VERSIONS or request.version > 0
             if reaction.is_honest and tells:
                 throttle_s = getattr(message, "throttle_time_ms", 0) / 1000

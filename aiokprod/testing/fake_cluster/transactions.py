@@ -29,11 +29,11 @@ Where = tuple[str, int]
 
 
 class CommittedOffset(int):
-    """A committed offset, with what was committed beside it.
+    """A committed offset with its metadata and the time of the commit.
 
     Attributes:
-        metadata: as committed.
-        committed_at: loop time of the TxnOffsetCommit request, s; retention counts from there.
+        metadata: the metadata string of the commit.
+        committed_at: loop time of the TxnOffsetCommit request, s; the retention starts then.
     """
 
     metadata: str | None
@@ -222,7 +222,7 @@ class TransactionModel:
                     deleted += 1
         return deleted
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:

@@ -110,10 +110,11 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
 
 
 def _known_to(version: int, code: Code) -> Code:
-    """The error code that a client of this request version gets.
+    """The error code in a response of this version, whose clients may not know `code`.
 
-    Source: Java `ProduceRequest` and `KafkaApis`: KAFKA_STORAGE_ERROR exists since version 4
-    (before: NOT_LEADER), UNKNOWN_PRODUCER_ID since version 5 and Kafka 1.0.
+    Source: Java `ProduceRequest` and `KafkaApis`: version 4 added KAFKA_STORAGE_ERROR (before:
+    NOT_LEADER_OR_FOLLOWER), version 5 (Kafka 1.0) added UNKNOWN_PRODUCER_ID (before:
+    OUT_OF_ORDER_SEQUENCE_NUMBER).
     """
     if code is Code.KAFKA_STORAGE_ERROR and version < STORAGE_ERROR_FROM:
         return Code.NOT_LEADER_OR_FOLLOWER
