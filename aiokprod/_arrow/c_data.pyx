@@ -572,8 +572,8 @@ cdef class Stream:
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """Refuse to make an instance. It is the `tp_new` that other modules and subclasses find; this
-    module calls Cython's function directly."""
+    """Raise an error instead of creating an instance. Other modules and subclasses find this
+    function as `tp_new`; this module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "chunks and streams come from open_table")
     return NULL
 

@@ -15,8 +15,9 @@ R = TypeVar("R")
 class LateExecutor(ThreadPoolExecutor):
     """A `ThreadPoolExecutor` that still works in functions registered with `atexit`.
 
-    Those run after the threads of all executors were ended and, since Python 3.12, when no thread
-    can be started. Functions then run in the calling thread, which blocks its event loop.
+    Those functions run after the threads of all executors have ended and, since Python 3.12, when
+    no thread can be started. Submitted functions then run in the calling thread, which blocks its
+    event loop.
     """
 
     _is_shut_down = False

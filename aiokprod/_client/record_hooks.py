@@ -55,7 +55,7 @@ class RecordHooks(HookCalls):
         """Report a record that failed before it was in a batch.
 
         Args:
-            record: as far as it was prepared.
+            record: the record, as far as it was prepared.
         """
         own = located(_as_kafka_error(error), topic, partition)
         self._observer.on_record_refused(own)

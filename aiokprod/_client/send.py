@@ -1,4 +1,4 @@
-"""The calls that send one record, where the compiled fast path has not taken it."""
+"""The calls that send one record, for records that the compiled fast path has not appended."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class RecordSubmitter:
         *,
         block: float | None = None,
     ) -> Delivery:
-        """Wait at most `block` seconds, and at most max_block_ms, until the record is in a
-        batch; also for asynchronous serializers.
+        """Wait at most `block` seconds, and at most max_block_ms, until the record is in a batch.
+        The limits include the time of asynchronous serializers.
 
         Args:
             serialized: the results of the user code that the fast path has called; None if it has

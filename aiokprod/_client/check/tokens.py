@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
 
 _TOLERANCE_S: Final = 30.0
-"""Seconds of difference between two clocks that no broker minds: the default of
+"""Largest difference between two clocks, in seconds, that brokers accept: the default of
 sasl.oauthbearer.clock.skew.seconds."""
 
 _LATEST_S: Final = 1e12

@@ -26,7 +26,7 @@ _NOT_VISIBLE: Final = frozenset(
         Code.UNSUPPORTED_VERSION,
     }
 )
-"""Codes with which the settings of a topic are not checked."""
+"""Error codes after which the settings of a topic are not checked."""
 _MIN_ISR: Final = "min.insync.replicas"
 _MAX_BYTES: Final = "max.message.bytes"
 _AUTO_CREATE: Final = "auto.create.topics.enable"
@@ -142,7 +142,7 @@ def _leaders(topic: TopicDescription) -> list[Finding]:
 def _replicas(
     client: ClusterClient, topic: TopicDescription, settings: Mapping[str, str | None]
 ) -> list[Finding]:
-    """Replicas against acks and min.insync.replicas."""
+    """Compare the replicas with acks and min.insync.replicas."""
     if client.config.required_acks != -1 or not topic.partitions:
         return []
     subject, found = f"topic {topic.name}", []
