@@ -30,8 +30,8 @@ class Offset(NamedTuple):
 class GroupMetadata:
     """Metadata of a consumer in its group.
 
-    With generation and member id, the broker rejects offsets of a consumer whose partitions were
-    assigned to another one (KIP-447). With the group id alone there is no such protection.
+    If generation and member id are known, the broker rejects offsets of a consumer whose partitions
+    were assigned to another one (KIP-447). The group id alone gives no such protection.
 
     Attributes:
         generation_id: generation of the group; -1 = unknown.

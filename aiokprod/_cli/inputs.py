@@ -139,8 +139,8 @@ def _lines(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 
 def _split(file: BinaryIO, end: bytes) -> Iterator[tuple[list[bytes], int]]:
-    """Yield lists of lines with the bytes that contain them. The last line need not end with
-    `end`."""
+    """Yield lists of lines, each with the number of bytes that they take in the file. The last line
+    may lack `end`."""
     rest = b""
     while data := file.read(BLOCK):  # reads what a pipe has now
         *lines, rest = (rest + data).split(end)
@@ -243,7 +243,8 @@ def _rows(
 
 
 class _Counted(io.RawIOBase):
-    """Counts the bytes that were read; up to one buffer of them may be unused yet."""
+    """Counts the bytes that were read. They may include one buffer of bytes that are not used
+    yet."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

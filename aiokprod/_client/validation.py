@@ -34,7 +34,7 @@ _INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
 
 @redacted(ConfigError)
 def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
-    """The configuration of a producer: a ready one, or keyword settings.
+    """The configuration of a producer: `config`, or one built from keyword settings.
 
     `settings` is emptied: passwords in it must not stay in a local variable of the caller, whose
     frame is in the traceback of a `ConfigError`.
@@ -114,7 +114,7 @@ def checked_plugins(plugins: Any) -> tuple[Any, ...]:
 
 
 def is_record_plugin(plugin: object) -> bool:
-    """True if an entry of `plugins` is meant as a `RecordPlugin`."""
+    """True if an entry of `plugins` is intended to be a `RecordPlugin`."""
     return any(hasattr(plugin, method) for method in METHODS)
 
 
@@ -158,7 +158,7 @@ def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
 
 
 _FLOAT_BITS: Final = 1023
-"""Each int of so many bits can be converted to a float."""
+"""Every int of up to this number of bits can be converted to a float."""
 
 
 def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:

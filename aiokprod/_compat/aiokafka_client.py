@@ -24,7 +24,8 @@ class BrokerMetadata(NamedTuple):
 
 
 class ClusterMetadataView:
-    """aiokafka's `ClusterMetadata`, as far as it is read: always the current metadata."""
+    """The part of aiokafka's `ClusterMetadata` that applications read. It always shows the current
+    metadata."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -40,7 +41,7 @@ class ClusterMetadataView:
         return None if node is None else BrokerMetadata(node.id, node.host, node.port, node.rack)
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """Names of the topics that this producer has metadata of."""
+        """Names of the topics for which this producer has metadata."""
         topics = self._snapshot().topics
         return {n for n, t in topics.items() if not (exclude_internal_topics and t.internal)}
 
@@ -64,7 +65,7 @@ class ClusterMetadataView:
 
 
 class ClientView:
-    """What instrumentation packages read from `AIOKafkaProducer.client`."""
+    """The attributes of `AIOKafkaProducer.client` that instrumentation packages read."""
 
     def __init__(
         self,

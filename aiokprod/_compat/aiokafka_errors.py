@@ -85,7 +85,7 @@ def their_class(error: KafkaError) -> type[Exception] | None:
         return None
     code = error.code
     if code is not None and code.number == Code.INVALID_PRODUCER_EPOCH:
-        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka does not tell these two apart
+        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka does not distinguish these two
         return fenced
     if code is not None and isinstance(error, _BY_CODE) and not isinstance(error, ProducerFenced):
         coded: type[Exception] = theirs.for_code(code.number)

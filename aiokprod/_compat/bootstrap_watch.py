@@ -10,13 +10,13 @@ from aiokprod.observer import Observer
 
 
 class BootstrapWatch(Observer):
-    """Keeps the newest metadata.
+    """Keeps the latest metadata.
 
     Args:
         servers: number of bootstrap servers.
 
     Attributes:
-        snapshot: the newest metadata; without topics and brokers before the first response.
+        snapshot: the latest metadata; without topics and brokers before the first response.
     """
 
     def __init__(self, servers: int) -> None:

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Sets the future of a record to the metadata of aiokafka.
+"""Sets the result of a record's future to aiokafka's `RecordMetadata`.
 
 It is compiled because it runs once for each record.
 """
@@ -10,13 +10,13 @@ from aiokprod._core.batch cimport RecordMetadata
 
 
 cdef class FutureResults:
-    """Makes the callbacks of the records of one producer. Holds no reference to the producer, so
-    that one that is dropped without `stop` can be collected.
+    """Creates the callbacks of the records of one producer. It holds no reference to the producer,
+    so that a producer that is dropped without `stop` can be collected.
 
     Args:
         metadata_type: aiokafka's `RecordMetadata`, a named tuple of seven fields.
         partition_type: its `TopicPartition`.
-        convert: makes the exception of the future from a `KafkaError`.
+        convert: returns the exception of the future for a `KafkaError`.
         no_result: True for acks=0: the result is None.
     """
 
@@ -26,7 +26,7 @@ cdef class FutureResults:
     cdef object new
     cdef bint no_result
     cdef dict partitions
-    # Of the last record: those of a batch follow each other.
+    # Cached from the last record, because the records of a batch follow each other.
     cdef object topic
     cdef int partition
     cdef object number
@@ -43,7 +43,7 @@ cdef class FutureResults:
         self.partitions = {}
 
     def of(self, object future not None):
-        """The `on_delivery` callback of the record whose outcome `future` gets."""
+        """The `on_delivery` callback that sets the outcome of a record as that of `future`."""
         cdef FutureResult callback = FutureResult.__new__(FutureResult)
         callback.results = self
         callback.future = future
@@ -92,7 +92,7 @@ cdef class FutureResult:
     cdef FutureResults results
     cdef object future
 
-    @cython.binding(False)  # a builtin method: `submit` need not look for a coroutine function
+    @cython.binding(False)  # builtin: `submit` does not check for a coroutine function
     def deliver(self, RecordMetadata metadata, object error):
         """The record has its outcome: one of the arguments is None."""
         self.results.give(self.future, metadata, error)

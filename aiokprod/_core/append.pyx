@@ -4,8 +4,8 @@
 The fast path takes records that need no decision: the topic is known, key and value are bytes or a
 serializer returns bytes for them, and the buffer and the open batch have room. It calls
 interceptors, serializers and a custom partitioner itself. All other records take the slow path,
-which raises the errors. What is decided once per batch (a new batch, the next sticky
-partition) is in Python: the `open_new_batch` callback.
+which raises the errors. Decisions that are made once per batch (a new batch, the next sticky
+partition) are made in Python by the `open_new_batch` callback.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartitioner` (KIP-794).
 """
@@ -49,7 +49,7 @@ cdef extern from "pythread.h":
 
 @cython.freelist(256)
 cdef class SubmitAwaitable:
-    """What `submit` returns: await it for the `Delivery`. The record is already in a batch.
+    """The result of `submit`: await it for the `Delivery`. The record is already in a batch.
 
     Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
@@ -78,7 +78,7 @@ cdef class SubmitAwaitable:
             return place
         raise StopIteration(self.delivery)
 
-    # `submit_next` below takes the place of `__next__` in awaits.
+    # `submit_next` below replaces `__next__` in awaits.
 
     # The rest of the coroutine interface, so that `asyncio.create_task` accepts the object.
     def send(self, value):
@@ -159,7 +159,7 @@ cdef class Appender:
         partitioner: the function that chooses a partition, with the arguments of
             `Partitioner.partition`; None for the built-in partitioner.
         check_partition: called with (result, topic, snapshot) if the result of the partitioner is
-            no partition of the topic; returns a partition or raises the error.
+            not a partition of the topic; returns a partition or raises the error.
         yield_queue: decides which tasks have to wait after their record.
         ignore_keys: records with a key go to the sticky partition too.
 
@@ -168,11 +168,11 @@ cdef class Appender:
         calls_user: user code is called for each record: serializers, interceptors, plug-ins or a
             partitioner.
         topics: the topics that the fast path knows.
-        snapshot: the metadata that a partitioner gets, those of `topics`.
+        snapshot: the metadata that are passed to a partitioner; they contain `topics`.
     """
 
     def __cinit__(self, *, YieldQueue yield_queue not None, **options):
-        # Set here, not in `__init__`, because its fields are read without a check for None.
+        # This is set here, not in `__init__`, because its fields are read without a check for None.
         self.yield_queue = yield_queue
 
     def __init__(self, *, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
@@ -187,7 +187,7 @@ cdef class Appender:
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
         # A record that does not fit into the whole memory together with a `Delivery` is too large
-        # for bulk calls too, so that they accept or refuse it however much memory is in use.
+        # for bulk calls too, so that they accept or refuse it independently of the memory in use.
         self.max_request_size = min(max_request_size, memory.limit - CHARGE + BATCH_HEADER)
         self.ignore_keys = ignore_keys
         self.serializers = serializers
@@ -242,7 +242,7 @@ cdef class Appender:
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
                    headers=None, on_delivery=None):
         """Append a record and return its `Delivery`. If it needs the slow path, return the
-        `SerializedRecord` with which that continues, or None if no user code was called."""
+        `SerializedRecord` with which that path continues, or None if no user code was called."""
         cdef Delivery delivery = None
         cdef object result
         if not self.calls_user:
@@ -316,8 +316,8 @@ cdef class Appender:
     cdef object append_serialized(self, str topic, object value, object key, object partition,
                                   object timestamp_ms, object headers):
         """Serialize and append a record of a producer without hooks and partitioner: its
-        `Delivery`, or a `SerializedRecord` if it needs the slow path. It is made only then, because
-        making it takes longer than the rest of this method."""
+        `Delivery`, or a `SerializedRecord` if it needs the slow path. The `SerializedRecord` is
+        created only then, because creating it takes longer than the rest of this method."""
         cdef SerializedRecord record
         cdef Delivery delivery
         cdef object sent_key = None, sent_value = None, failure = None
@@ -458,9 +458,11 @@ cdef class Appender:
         """Append a checked record, if there is memory for it; an `AppendResult`.
 
         Args:
-            partition: None means by key, or the sticky one.
-            reservation: its bytes are used up, even if the record takes fewer, and it receives the
-                handle, which gets its `on_delivery`, in one step with the append.
+            partition: None stands for the partition of the key or, without a key, the sticky
+                partition.
+            reservation: a reservation of memory for the record. The append consumes its bytes, even
+                if the record takes fewer, and in the same step stores the handle in it and gives
+                its `on_delivery` to the handle.
             permit: a granted `QuotaWaiter`, which is needed to open a batch for a broker for which
                 other callers wait.
             hooked: from now on the batch reports the outcome to its hooks.
@@ -603,10 +605,10 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
     failure that no task awaits is reported to the observer and logged, once per batch.
 
     `on_delivery(metadata, error)` is called once with the record's outcome, by the loop and in a
-    copy of the present context, if the record was put into a batch: a `RecordMetadata` and None, or
-    None and a `KafkaError`, whose outcome is NOT_SENT if the record was withdrawn. It takes the
-    arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome even if
-    the handle is cancelled after the record was sent.
+    copy of the current context, if the record was put into a batch: with a `RecordMetadata` and
+    None, or with None and a `KafkaError`, whose outcome is NOT_SENT if the record was withdrawn. It
+    takes the arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome
+    even if the handle is cancelled after the record was sent.
 
     Raises (at the call or on await): see `send`, except for the errors of the delivery itself.
     WrongLoop is raised at the call.

@@ -190,7 +190,8 @@ class ClusterClient:
             AuthenticationError: the broker (None: every broker) refuses the credentials.
             KafkaTimeout: there was no connection before `deadline`.
             NetworkError: the connection ended, or the coordinator could not be connected.
-            KafkaError: the request could not be encoded or its response could not be decoded.
+            KafkaError: the broker does not support the request, or its response could not be
+                decoded.
         """
         if not isinstance(where, Node):
             return await self._ask(where, request, deadline)
@@ -299,7 +300,8 @@ class ClusterClient:
         Raises:
             KafkaTimeout: no definite response before `deadline`.
             AuthenticationError: the coordinator, or every broker, refuses the credentials.
-            KafkaError: the request could not be encoded.
+            KafkaError: the broker does not support the request, or its response could not be
+                decoded.
         """
         found = await self.coordinate_all(
             kind, [key], lambda keys: request, lambda body: {key: (codes(body), body)}, deadline

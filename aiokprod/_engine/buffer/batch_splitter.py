@@ -1,4 +1,5 @@
-"""Splitting a batch that a broker finds too large (KIP-126): its records, the size of the parts."""
+"""Splitting of a batch that a broker rejected as too large (KIP-126): its records and the size of
+the parts."""
 
 from __future__ import annotations
 
