@@ -527,7 +527,8 @@ cdef class BatchCore:
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:
             self.waiters = [delivery]
-            # The garbage collector does not track its elements, so the collector must not visit it.
+            # Its elements are not tracked by the garbage collector, so this list does not have to
+            # be tracked either.
             PyObject_GC_UnTrack(<PyObject*>self.waiters)
         else:
             if (<Delivery>self.waiters[-1]).index > delivery.index:

@@ -31,10 +31,10 @@ cdef class WakeupEvent:
     cdef bint keep_timer
     cdef bint flag
     cdef public double due_at
-    cdef double deadline    # of the current wait
+    cdef double deadline    # handle of the current wait
     cdef object timer
     cdef double timer_at
-    # The callback of the waiting task, as in a future; None without a waiter.
+    # The callback of the waiting task, like in a future; None without a waiter.
     cdef object waiter
     cdef object context
     cdef bint scheduled     # `deliver` is in the loop's queue

@@ -1,4 +1,4 @@
-"""InitProducerId of an idempotent producer without transactions: when it is sent, and its response.
+"""Sends InitProducerId for an idempotent producer without transactions, and processes the response.
 
 Source: KIP-98; Java `Sender.maybeSendAndPollTransactionalRequest`, `InitProducerIdHandler`.
 """
@@ -23,7 +23,7 @@ class ProducerIdRequests:
     """The `IdentitySource` of an idempotent producer.
 
     Attributes:
-        fatal_error: why nothing can be sent any more.
+        fatal_error: the error because of which nothing can be sent any more.
         failure: the error of a refused InitProducerId. It fails the pending batches; the request is
             repeated for later records.
     """
@@ -52,10 +52,10 @@ class ProducerIdRequests:
         self.fatal_error = self.fatal_error or error
 
     def close(self, error: KafkaError) -> None:
-        """No call waits for a producer id."""
+        """Does nothing: no call waits for a producer id."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """InitProducerId, if it is due at `now`; one at a time."""
+        """The InitProducerId request if it is due at `now`. There is only one at a time."""
         if self.next_request_at(now, pending) > now:
             return None
         self._requesting = True

@@ -1,4 +1,4 @@
-"""What an error code in a Produce response says about the sequence number of a batch.
+"""Classifies the error codes of Produce responses by their meaning for the sequence of a batch.
 
 The functions are pure: they read the batch and its partition and return a `SequenceAction`. The
 sequence policy carries the action out in `apply`, and `retry_policy.decide` uses its decision.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SequenceDecision(enum.Enum):
-    """What the sequence number means for the batch."""
+    """The consequence of a sequence error for the batch."""
 
     NONE = "none"  # not a sequence error: the error code alone decides
     # Send the batch again: under a new sequence if the partition restarts before that, see
@@ -102,7 +102,7 @@ def _classify_duplicate(entry: PartitionSequences, *, bump_epoch: bool) -> Seque
     """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, unless the sequences have wrapped.
 
     Kafka 1.0.0 and 1.0.1 compare sequences as numbers. Once they have wrapped, these releases
-    answer this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
+    respond with this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
     releases do not use the code, so the batch fails with outcome UNKNOWN.
     """
     if not entry.wrapped:
@@ -124,7 +124,8 @@ def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> Seque
     if newer is not None:
         return SequenceAction(SequenceDecision.RETRY, probe=newer)
     if batch.order < entry.newest_written:
-        # The newer batches that could prove it have their outcome, so this one is UNKNOWN.
+        # The newer batches that could prove it have their outcomes already, so the outcome of this
+        # one is UNKNOWN.
         return NO_ACTION
     return None
 
@@ -137,7 +138,8 @@ def classify_transactional(
     *,
     is_open: bool,
 ) -> SequenceAction:
-    """The action within a transaction, where the epoch cannot change: a gap aborts it.
+    """The action within a transaction. The epoch cannot change there, so a gap aborts the
+    transaction.
 
     Args:
         log_start_offset: from the response, -1 if it has none.
@@ -156,6 +158,6 @@ def classify_transactional(
     if log_start_offset == -1 or batch.sequence_reset:
         return SequenceAction(SequenceDecision.RETRY)
     if entry.last_acked_offset < log_start_offset:
-        # Retention deleted everything of this producer, and the broker's state with it.
+        # Retention has deleted all records of this producer, and with them the broker's state.
         return SequenceAction(SequenceDecision.RETRY, reset_sequences=entry.may_restart())
     return NO_ACTION

@@ -33,7 +33,7 @@ class TransactionalSequences:
         return self.tracker.may_drain(queue, batch)
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
-        """Number a batch, as part of the transaction."""
+        """Assign sequences to a batch, as part of the transaction."""
         if batch.has_sequence:
             return
         batch.transactional = True
@@ -74,7 +74,7 @@ class TransactionalSequences:
             self._manager.progress.needs_bump = True
 
     def bump_epochs(self) -> None:
-        """No local bump: only the coordinator assigns epochs."""
+        """Does nothing: only the coordinator assigns epochs."""
         self._manager.on_sender_pass()
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
