@@ -1,4 +1,4 @@
-"""Removes stack frames that hold secrets from the errors that code raises.
+"""Removes stack frames that hold secrets from errors.
 
 Error reporters print the local variables of every frame of an error and of its causes, including
 those that `from None` hides in a traceback. A password in such a variable would be published, so

@@ -1,7 +1,7 @@
 """`Blocking`: a producer for synchronous code.
 
-It has an event loop in a separate thread, and so is the only part of this package that starts a
-thread for a producer. Everything else is as in `Producer`.
+It runs an event loop in a separate thread, and is the only part of this package that starts a
+thread for a producer. Everything else works like `Producer`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Blocking(Generic[K, V]):
     interceptors, plug-ins and partitioners are called in that thread, in a copy of the caller's
     context.
 
-    A program that ends without `close` still sends what is pending: an `atexit` function closes
-    the object as the end of ``with`` does, within `close_timeout_ms`. That does not help if the
-    process is killed, or ends by a signal without a handler (SIGTERM) or by `os._exit`.
+    A program that ends without `close` still sends the pending records: an `atexit` function closes
+    the object within `close_timeout_ms`, like the end of ``with``. This function does not run if
+    the process is killed, or ends by a signal without a handler (SIGTERM) or by `os._exit`.
 
     After a fork the child process starts another thread and another producer when it first uses the
     object. Records that were pending at the fork belong to the parent. A transactional producer
@@ -166,7 +166,7 @@ class Blocking(Generic[K, V]):
     # -- start and close ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the thread and the producer, as `Producer.start`. The first call does it too.
+        """Start the thread and the producer, see `Producer.start`. The first call does this too.
 
         Raises:
             ConfigError: no bootstrap server can be resolved.
@@ -198,7 +198,8 @@ class Blocking(Generic[K, V]):
         try:
             thread.run(self._producer.start())
         except BaseException:
-            # As `Producer.__aenter__`: the producer cannot be used, the next call has a new one.
+            # Like in `Producer.__aenter__`: the producer cannot be used, and the next call creates
+            # a new one.
             self._starting = None
             if not self._is_closed:  # by a signal handler
                 try:
@@ -357,7 +358,7 @@ class Blocking(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
     ) -> Future[RecordMetadata]:
-        """Send one record without waiting for its outcome, as `Producer.send_threadsafe`.
+        """Send one record without waiting for its outcome; see `Producer.send_threadsafe`.
 
         Waits only while 10 000 records or 8 MiB wait for the event loop, up to max_block_ms.
 
@@ -422,7 +423,8 @@ class Blocking(Generic[K, V]):
     # -- status ---------------------------------------------------------------------------------
 
     def _read(self, function: Callable[[], R]) -> R:
-        """Call a function of the producer on its loop, or here if that does not run."""
+        """Call a function of the producer on its loop, or in this thread if the loop is not
+        running."""
         thread = self._thread
         if thread is None or thread.is_current:
             return function()
@@ -453,14 +455,15 @@ class Blocking(Generic[K, V]):
     def _after_fork(self) -> None:
         """In the child process: forget the thread, which is in the parent."""
         self._lock = threading.RLock()  # another thread may have held it
-        if self._is_closed:  # maybe not by its end
+        if self._is_closed:  # perhaps not by its end
             self._closing = concurrent.futures.Future()
             self._closing.set_result(self._producer.drain_report or EMPTY_DRAIN)
         elif self._thread is None and self._producer._lifecycle.forked:
             self._producer = self._new_producer()  # it was being started
         if self._thread is None:
             return
-        # Kept, because destroying a loop in the child would change the parent's epoll object.
+        # The loop is kept, because destroying it in the child would change the parent's epoll
+        # object.
         _parents.append((self._thread, self._producer))
         self._thread = None
         if self._is_closed:
@@ -480,7 +483,7 @@ _parents: list[object] = []
 
 
 def _close_all() -> None:
-    """Close what is open, all at the same time."""
+    """Close all open objects at the same time."""
     objects = list(_open)
     for one in objects:
         one._begin_close_at_exit()

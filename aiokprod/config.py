@@ -275,7 +275,7 @@ class ProducerConfig:
 
     @property
     def required_acks(self) -> int:
-        """`acks` as in Produce requests: 0, 1 or -1."""
+        """`acks` in the form of Produce requests: 0, 1 or -1."""
         return -1 if self.acks == "all" else int(self.acks)
 
     @property
@@ -305,7 +305,8 @@ class ProducerConfig:
     @classmethod
     @redacted(ConfigError)
     def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
-        """A configuration from Java's names ("linger.ms") or Python names; values may be strings.
+        """Create a configuration from Java's names ("linger.ms") or Python names; values may be
+        strings.
 
         Raises:
             ConfigError: a key is unknown (the error has the most similar name), is given in both

@@ -31,7 +31,7 @@ class RecordPlugin(Protocol):
 
         Returns:
             The headers to send, and a token, or None if the outcome of the record is of no
-            interest. None instead of both means: the same headers, no token.
+            interest. None instead of the pair stands for the same headers and no token.
         """
 
     def on_batch_settled(
@@ -44,13 +44,13 @@ class RecordPlugin(Protocol):
         """Records of a batch have their outcome.
 
         Called once for each batch that has tokens of this plug-in, and separately for each record
-        that the broker has rejected with a separate error. If a batch is split, its parts are
+        that the broker has rejected with a separate error. The parts of a split batch count as
         batches.
 
         Args:
             tokens: (index of the record in the batch, token), by index.
-            base_offset: of the batch; the offset of a record is base_offset + index. None if the
-                records failed or the broker did not return it.
+            base_offset: base offset of the batch; the offset of a record is base_offset + index.
+                None if the records failed or the broker did not return it.
             error: None if the records were acknowledged. `error.outcome` says whether they can be
                 in the log.
         """
@@ -58,13 +58,13 @@ class RecordPlugin(Protocol):
     def on_record_unsent(
         self, topic: str, partition: int | None, token: object | None, error: KafkaError
     ) -> None:
-        """A record ended without a batch: it was refused before it was in one (no metadata, no
-        memory, too large, not serialized, the call was cancelled), or withdrawn from it.
+        """A record was refused before it was in a batch (no metadata, no memory, too large, not
+        serialized, the call was cancelled), or withdrawn from its batch.
 
         Args:
             partition: None if none was chosen.
-            token: None if the record failed before `on_append`. Not called for records for which
-                `on_append` has returned no token.
+            token: None if the record failed before `on_append`. This method is not called for
+                records for which `on_append` has returned no token.
         """
 
 

@@ -22,7 +22,7 @@ _HTTP_STARTS: Final = frozenset((b"HTTP", b"GET ", b"HEAD", b"POST", b"PUT ", b"
 class FrameReader:
     """Collects received bytes and returns complete frames.
 
-    Memory grows with the bytes received, never with the length a peer announces. After an error
+    Memory grows with the bytes received, not with the length that a peer announces. After an error
     the reader cannot be used any more; close the connection.
 
     Attributes:

@@ -1,8 +1,8 @@
 """Kafka's primitive types between bytes and Python values.
 
 `Reader` decodes one complete buffer. It checks every length against the bytes that are left before
-it allocates memory, and raises only `DecodeError`, whatever the input is. It decodes frames and
-record batches; messages have compiled decoders (`aiokprod._wire.decoders`).
+it allocates memory, and raises no other exception than `DecodeError` for any input. It decodes
+frames and record batches; messages have compiled decoders (`aiokprod._wire.decoders`).
 
 All integers are big-endian two's complement. Source: Kafka protocol guide, "Protocol Primitive
 Types"; Java `ByteUtils`.

@@ -8,8 +8,9 @@
         future = await producer.produce("topic", b"value", key=b"key", headers={"h": b"1"})
         message = await future
 
-confluent-kafka need not be installed; where it is, errors are its `KafkaException` too.
-docs/migration/confluent-kafka.md lists what is the same, what differs, and every setting.
+confluent-kafka does not have to be installed; if it is, errors are also instances of its
+`KafkaException`. docs/migration/confluent-kafka.md lists what is the same, what differs, and every
+setting.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class ProducedMessage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A broker, as in `confluent_kafka.admin.BrokerMetadata`."""
+    """A broker, like `confluent_kafka.admin.BrokerMetadata`."""
 
     id: int
     host: str
@@ -179,7 +180,7 @@ def _headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
 
 
 def _seconds(timeout: float | None) -> float | None:
-    """None for a negative timeout, which is without a limit in confluent-kafka."""
+    """None for a negative timeout, which means no limit in confluent-kafka."""
     return None if timeout is None or timeout < 0 else timeout
 
 
@@ -187,8 +188,8 @@ class AIOProducer:
     """A producer with the interface of `confluent_kafka.aio.AIOProducer` (2.15).
 
     Args:
-        producer_conf: settings in librdkafka's names. The mapping is not changed. Settings that are
-            not given have aiokprod's defaults; the partitioner is librdkafka's.
+        producer_conf: settings with librdkafka's names. The mapping is not changed. Settings that
+            are not given have aiokprod's defaults; the partitioner is librdkafka's.
         max_workers, executor, batch_size, buffer_timeout: ignored: there are no threads, and
             batches are sent without a timer of this class.
         environment: network and clock, for tests.
@@ -336,10 +337,10 @@ class AIOProducer:
         """Wait until every record produced before has its outcome.
 
         Args:
-            timeout: seconds; negative without a limit.
+            timeout: seconds; no limit if it is negative.
 
         Returns:
-            The number of records that have none yet, 0 unless the timeout passed.
+            The number of records without an outcome, 0 unless the timeout passed.
         """
         try:
             await self.producer.flush(_seconds(timeout))
@@ -350,7 +351,7 @@ class AIOProducer:
         return self._pending
 
     async def poll(self, timeout: float = 0) -> int:
-        """Return 0: callbacks are called by the event loop and need no polling."""
+        """Return 0: the event loop calls the callbacks, so no polling is needed."""
         await asyncio.sleep(0)
         return 0
 
@@ -373,8 +374,8 @@ class AIOProducer:
         """Brokers, and the partitions of one topic.
 
         Args:
-            topic: the topic; required, because a producer requests the topics in use only.
-            timeout: seconds; negative for max_block_ms.
+            topic: the topic; required, because a producer requests only the topics in use.
+            timeout: seconds; max_block_ms if it is negative.
 
         Raises:
             ConfigError: no topic is given.

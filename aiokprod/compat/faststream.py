@@ -56,11 +56,11 @@ _DEFAULTS: Final = {
     name: parameter.default
     for name, parameter in inspect.signature(KafkaBroker.__init__).parameters.items()
 }
-"""What FastStream passes to aiokafka for arguments that the application did not give."""
+"""The values that FastStream passes to aiokafka for arguments that the application did not give."""
 
 
 class BatchMetadata(RecordMetadata):
-    """The result of `publish_batch`: the place of its first record.
+    """The result of `publish_batch`: partition and offset of its first record.
 
     Attributes:
         results: outcome of every record by its position, a `BulkResult`.
@@ -73,7 +73,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
 
     Attributes:
-        arguments: of `AIOKafkaProducer`, set before `connect`.
+        arguments: the arguments of `AIOKafkaProducer`, set before `connect`.
         limit: the broker's `max_batch_size` if it has one, bytes.
     """
 
@@ -81,13 +81,13 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     limit: int | None = None
 
     async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
-        """Start a producer of aiokprod in the place of `producer`, which was not started."""
+        """Start a producer of aiokprod instead of `producer`, which was not started."""
         await producer.stop()
         self.limit = self.arguments.get("max_batch_size")
         await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
 
     async def publish(self, cmd: KafkaPublishCommand) -> Any:
-        """Send one message, as FastStream does, with fewer coroutines.
+        """Send one message like FastStream, but with fewer coroutines.
 
         Returns:
             `RecordMetadata`, or a future with it if `no_confirm` is set.
@@ -155,7 +155,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     async def _encoded(self, bodies: Sequence[Any]) -> tuple[list[bytes], list[str | None] | None]:
         """The bytes of each body, and their content types, None if no body has one."""
         codec, serializer = self.codec, self.serializer
-        if type(codec) is DefaultCodec:  # without a coroutine for each body
+        if type(codec) is DefaultCodec:  # this saves a coroutine for each body
             if set(map(type, bodies)) == {bytes}:
                 return list(bodies), None
             encoded = [encode_message(body, serializer) for body in bodies]
@@ -167,7 +167,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
 
 def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None] | None:
-    """The key of each message, as `KafkaPublishCommand.key_for`; None if no message has one."""
+    """The key of each message, see `KafkaPublishCommand.key_for`; None if no message has one."""
     if not getattr(cmd, "_per_message_keys", True):
         return None if cmd.key is None else [cmd.key] * count  # no message has its own
     return [cmd.key_for(position) for position in range(count)]
@@ -197,7 +197,7 @@ def _check_size(
 
     `typed` has every list of `headers`.
     """
-    # In one call for all first: most batches are far below the limit.
+    # First compute the size of all records in one call: most batches are far below the limit.
     fixed = max(record_size(None, None, one) for one in typed.values())
     size = HEADER_SIZE + fixed * len(values) + sum(map(len, values))
     if size + sum(map(len, filter(None, keys or ()))) <= limit:
@@ -244,7 +244,7 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
     aiokprod_settings: dict[str, Any]
 
     async def connect(self, **connection_kwargs: Any) -> None:
-        """Connect as FastStream does, with the producer of aiokprod."""
+        """Connect like FastStream, but with the producer of aiokprod."""
         given = {
             name: value
             for name, value in connection_kwargs.items()
@@ -263,7 +263,8 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
 
 
 def _random_uuid() -> str:
-    """As FastStream's `gen_cor_id`, a random UUID (RFC 9562, version 4), in half of its time."""
+    """A random UUID (RFC 9562, version 4) like that of FastStream's `gen_cor_id`, in half the
+    time."""
     octets = bytearray(os.urandom(16))
     octets[6] = octets[6] & 0x0F | 0x40
     octets[8] = octets[8] & 0x3F | 0x80
@@ -286,7 +287,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     of its key. It raises BatchBufferOverflowException only if `max_batch_size` is given.
 
     Raises:
-        ConfigError: it is another broker, or it is connected already.
+        ConfigError: `broker` is not a KafkaBroker, or it is connected already.
     """
     if not isinstance(broker, KafkaBroker):
         raise ConfigError(
@@ -306,8 +307,8 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
 
 
 def transaction(broker: KafkaBroker) -> TransactionContext:
-    """``async with transaction(broker)``: what the block publishes is committed at its end, and
-    aborted on an exception.
+    """``async with transaction(broker)``: commit the messages that the block publishes at its end,
+    abort on an exception.
 
     Args:
         broker: connected, with a `transactional_id`. Only one task may have a transaction open.

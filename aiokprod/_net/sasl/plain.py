@@ -44,6 +44,7 @@ class Plain:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Plain]:
-    """A function that makes the exchange of one authentication. Called once per producer."""
+    """Return a function that creates the exchange of one authentication. Called once per
+    producer."""
     credentials = configured_credentials(config)
     return lambda node: Plain(credentials)
