@@ -87,12 +87,12 @@ class Producer(Generic[K, V]):
         async with Producer(bootstrap_servers="localhost:9092") as producer:
             metadata = await producer.send("topic", b"value", key=b"key")
 
-    Settings are keyword arguments or a ready `ProducerConfig`; behaviour is passed as objects.
-    Any number of tasks of one loop can share a producer, which makes batches larger. The
-    constructor opens no connections; `start`, `async with` or the first send does.
+    Settings are keyword arguments or a `ProducerConfig`; behaviour is passed as objects. Any number
+    of tasks of one loop can share a producer, which makes batches larger. The constructor opens no
+    connections; `start`, `async with` or the first send does.
 
     Args:
-        config: settings; or give them as keywords, see `ProducerConfig`.
+        config: the settings; or pass them as keywords, see `ProducerConfig`.
         key_serializer, value_serializer: `Serializer` objects or callables; None expects bytes.
         partitioner: `Partitioner` or callable, which may be called more than once for a record;
             None for Kafka's built-in partitioner (murmur2 of the key; sticky for records without a
@@ -104,14 +104,14 @@ class Producer(Generic[K, V]):
 
     Raises:
         ConfigError: a setting is unknown, invalid or in conflict with another one; the message
-            names it and says what to change.
+            names it and how to fix it.
 
     All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
     Source: Java `KafkaProducer`.
     """
 
-    # The serializers determine the types of keys and values; without one they are bytes. Settings
-    # are keywords, or all in a `ProducerConfig`.
+    # The serializers determine the types of keys and values, which are bytes without a serializer.
+    # Settings are keywords, or all in a `ProducerConfig`.
     @overload
     def __init__(
         self: Producer[bytes, bytes],
@@ -351,17 +351,19 @@ class Producer(Generic[K, V]):
     async def check(
         self, topics: Iterable[str] = (), *, timeout: float = 15.0
     ) -> tuple[Finding, ...]:
-        """Look for what would keep records from being delivered, over separate connections.
+        """Look for problems that would prevent records from being delivered, over separate
+        connections.
 
         Checks each bootstrap server (name, every address, TLS, SASL, versions), each broker of the
         cluster at the address that it advertises, and the topics: existence, permission to write,
         leaders, acks against replicas and min.insync.replicas, batch_size and max_request_size
-        against max.message.bytes. Sends no record and creates no topic. The producer need not be
-        started.
+        against max.message.bytes. Sends no record and creates no topic. The producer does not have
+        to be started.
 
         Args:
-            topics: names of the topics that records will be sent to.
-            timeout: limit of the check, seconds above 0. What is not checked in time is a finding.
+            topics: names of the topics to which records will be sent.
+            timeout: limit of the check in seconds, greater than 0. Anything that is not checked in
+                time is a finding.
 
         Returns:
             The findings, errors first; empty if nothing was found. docs/check.md lists them.
@@ -375,7 +377,7 @@ class Producer(Generic[K, V]):
         names = checked_topics("check", topics)
         check_timeout("check", timeout, zero=False)
         self._lifecycle.check_loop_and_process(running=True)
-        from aiokprod._client.check import check as run_check  # seldom needed, slow to import
+        from aiokprod._client.check import check as run_check  # rarely needed, slow to import
 
         return await run_check(self._config, self._environment, names, timeout)
 
@@ -515,8 +517,8 @@ class Producer(Generic[K, V]):
             ...
 
     else:
-        # A compiled function, so that a call has no Python frame. It uses `_appender` and
-        # `_submit_slowly`.
+        # `submit` is a compiled function, so that a call has no Python frame. It uses `_appender`
+        # and `_submit_slowly`.
         submit = append.submit
 
     def _submit_slowly(self, *fields: Any) -> Awaitable[Delivery]:
@@ -827,7 +829,7 @@ class Producer(Generic[K, V]):
                 transaction may be committed.
             TransactionError: no transaction is open, or another call is in progress.
 
-        Cancellation: only the wait ends, as after a timeout.
+        Cancellation: only the wait ends, like after a timeout.
         """
         await self._transactions.end(commit=True, timeout=timeout)
 
@@ -843,7 +845,7 @@ class Producer(Generic[K, V]):
         await self._transactions.end(commit=False, timeout=timeout)
 
     async def prepare_transaction(self) -> tuple[int, int, bool]:
-        """Leave the open transaction to another process, which ends it with EndTxn.
+        """Prepare the open transaction so that another process can end it with EndTxn.
 
         For integrations such as the Spark sink. Flush first. Afterwards the producer accepts no
         more records, and closing it does not abort the transaction.
@@ -870,7 +872,7 @@ class Producer(Generic[K, V]):
                 list of ``TopicPartition``.
             group_metadata: a `GroupMetadata`, the started ``AIOKafkaConsumer``, confluent-kafka's
                 ``consumer.consumer_group_metadata()``, or a group id (which protects less).
-            timeout: seconds; None is max_block_ms.
+            timeout: seconds; None stands for max_block_ms.
 
         Raises:
             ConfigError: an argument has another type, or an offset is out of range.
@@ -892,7 +894,8 @@ class Producer(Generic[K, V]):
         """Run ``await function(txn)`` in a transaction and return its result. If the transaction
         was aborted because of a transient error, repeat it up to `retries` times.
 
-        It is not repeated after a commit with unknown outcome, which could duplicate all records.
+        It is not repeated after a commit with an unknown outcome, because that could duplicate all
+        records.
 
         Raises: the exceptions of the function and of `transaction`.
         """
@@ -972,7 +975,7 @@ class Producer(Generic[K, V]):
                 -1 also stands for addresses that are not brokers of the metadata.
 
         Raises:
-            ConfigError: `by` contains something else.
+            ConfigError: `by` contains another value.
         """
         return collect_metrics(self._metrics, self._lifecycle.runtime, by)
 
@@ -982,8 +985,9 @@ class Producer(Generic[K, V]):
         return health(lifecycle.runtime, closed=lifecycle.closed or lifecycle.forked)
 
     def explain(self) -> str:
-        """The situation as text for humans: what waits for which broker and why, the connections,
-        the settings that differ from the defaults and risky combinations. Contains no secrets."""
+        """The state of the producer as text for humans: the waiting records and calls with their
+        brokers and reasons, the connections, the settings that differ from the defaults and risky
+        combinations. Contains no secrets."""
         lifecycle = self._lifecycle
         closed = lifecycle.closed or lifecycle.forked
         return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
@@ -991,7 +995,7 @@ class Producer(Generic[K, V]):
     if not TYPE_CHECKING:  # type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Called for names that do not exist only."""
+            """Called only for names that do not exist."""
             raise AttributeError(no_such_attribute(name), name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:
@@ -1006,7 +1010,7 @@ class Producer(Generic[K, V]):
         return f"<Producer {self._client_id} {state}>"
 
 
-# Frameworks that run plain functions in threads then await `submit` on the loop.
+# With this mark, frameworks that run plain functions in threads await `submit` on the loop.
 if sys.version_info >= (3, 12):
     inspect.markcoroutinefunction(append.submit)
 else:

@@ -44,7 +44,7 @@ class Serializer(Protocol[T_contra]):
 
 
 Returned: TypeAlias = bytes | bytearray | memoryview | None
-"""What a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
+"""The types that a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
 
 SerializerOf: TypeAlias = (
     Serializer[T_contra]
@@ -127,7 +127,7 @@ class StringSerializer:
         return self._encode(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """What the core calls: no list of headers is made for it."""
+        """The serializer that the core calls without creating a list of headers."""
         return BoundSerializer(self, field, self._encode, "StringSerializer", takes_topic=False)
 
     def _encode(self, data: str) -> bytes:
@@ -239,7 +239,7 @@ class JsonSerializer:
 
         Raises:
             TypeError: an object has no JSON form.
-            Exception: from `default`, or for instance UnicodeEncodeError.
+            Exception: an exception of `default`, or for instance UnicodeEncodeError.
         """
         encode, arguments = self._encode
         try:
@@ -248,8 +248,8 @@ class JsonSerializer:
             return self._encode_plain(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """A serializer for the core that calls the backend directly, and this object only for
-        documents that the backend refuses."""
+        """A serializer for the core. It calls the backend directly, and this object only for
+        documents that the backend cannot encode."""
         encode, arguments = self._encode
         return BoundSerializer(
             self,
@@ -265,7 +265,8 @@ class JsonSerializer:
         return self._text(data).encode()
 
     def _encode_plain(self, data: Any) -> bytes:
-        """Encode a document that the backend refused. Slower, the same for all backends."""
+        """Encode a document that the backend cannot encode. This is slower, and the same for all
+        backends."""
         try:
             return self._encode_text(plain(data, self._default, keep_nan=self._keep_nan))
         except Unsupported as error:
@@ -304,13 +305,14 @@ class BoundSerializer(FieldSerializer):
     async def finish(
         self, topic: str, data: Any, awaitable: Awaitable[Any], deadline: float
     ) -> Serialized:
-        """The bytes of `data`, for which the serializer returned an awaitable. At `deadline` (loop
-        time) that is cancelled.
+        """The bytes of `data`, for which the serializer returned an awaitable. The awaitable is
+        cancelled at `deadline` (loop time).
 
         Raises:
-            SerializationError: as when the serializer is called.
+            SerializationError: the same errors as for the call of the serializer.
         """
-        # Not within `try`: a signal handler may raise in this call, and `limit` must exist there.
+        # This is not within `try`: a signal handler may raise in this call, and `limit` must exist
+        # there.
         limit = asyncio.timeout_at(deadline)
         try:
             async with limit:
@@ -334,7 +336,7 @@ class BoundSerializer(FieldSerializer):
         warm = getattr(self.serializer, "warm", None)
         if not callable(warm):
             return
-        limit = asyncio.timeout_at(deadline)  # not within `try`, as in `finish`
+        limit = asyncio.timeout_at(deadline)  # not within `try`, see `finish`
         try:
             async with limit:
                 await warm(topic)
@@ -343,7 +345,7 @@ class BoundSerializer(FieldSerializer):
             raise self._error(topic, "cannot be prepared", cause) from error
 
     def asynchronous_error(self, result: Awaitable[Any]) -> ConfigError | WouldBlock:
-        """The error of a call that cannot wait for an awaitable, which is closed if possible."""
+        """The error for a call that cannot wait for an awaitable, which is closed if possible."""
         if isinstance(result, PendingSchema):
             return result.missing()
         if inspect.iscoroutine(result):
@@ -413,7 +415,7 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
             f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
         )
     if type(serializer) is JsonSerializer or type(serializer) is StringSerializer:
-        # Not a derived class, which may define another `serialize`.
+        # This excludes derived classes, which may define another `serialize`.
         return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):

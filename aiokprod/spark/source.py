@@ -45,7 +45,7 @@ class AiokprodDataSource(DataSource):
 
         Raises:
             ConfigError: options or schema are wrong.
-            PreflightError: the cluster lacks what the job needs.
+            PreflightError: the cluster does not fulfil a requirement of the job.
         """
         with redacted(self.options):
             if overwrite:
@@ -105,7 +105,7 @@ class AiokprodAuditSource(DataSource):
         """Check the options now: Spark creates the source before it shows them in plans.
 
         Raises:
-            ConfigError: one is unknown, missing or wrong.
+            ConfigError: an option is unknown, missing or wrong.
         """
         self.options: Any = SealedOptions(options)
         with redacted(self.options):

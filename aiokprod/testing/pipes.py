@@ -1,8 +1,8 @@
 """One direction of an in-memory connection, with the behaviour and the faults of TCP.
 
 A pipe models everything between a `send()` and a `recv()` system call: it has latency, bandwidth
-and a window, and can stall, split, corrupt or cut the stream. As in TCP, bytes stay in order, bytes
-accepted from the sender may arrive although the sender is gone, and bytes sent to a closed end
+and a window, and can stall, split, corrupt or cut the stream. Like in TCP, bytes stay in order,
+bytes accepted from the sender may arrive even if the sender is gone, and bytes sent to a closed end
 cause a reset.
 
 Bytes are not copied when they are written. Their checksum is computed then and compared at
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 RECV_MAX: Final = 256 * 1024
-"""Most bytes in one `data_received` call, as in asyncio's selector transport."""
+"""Maximum number of bytes in one `data_received` call, the same as in asyncio's selector
+transport."""
 
 
 class MutatedBufferError(Exception):

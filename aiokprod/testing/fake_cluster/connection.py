@@ -1,7 +1,7 @@
 """The broker's side of a connection: reads requests and sends responses, one request at a time.
 
-As a real broker does, it mutes the connection while a request is processed, so that responses are
-in the order of the requests; a throttled connection stays muted for the throttle time (KIP-219).
+Like a real broker, it mutes the connection while a request is processed, so that responses are in
+the order of the requests; a throttled connection stays muted for the throttle time (KIP-219).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ServerConnection(asyncio.Protocol):
         self.serve_next()
 
     def eof_received(self) -> bool:
-        """Serve the requests received before EOF, as a broker does."""
+        """Serve the requests received before EOF, like a real broker."""
         self._ended = True
         if self._response_pending:
             self._transport.close()

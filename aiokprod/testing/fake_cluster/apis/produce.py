@@ -190,7 +190,7 @@ def _append(
         duplicate = broker.duplicate_of(partition, batch)
         if duplicate is not None:
             result.base_offset = duplicate.base_offset
-            # Also where producers stamp the records (Java `UnifiedLog.append`).
+            # This also applies to topics with CreateTime (Java `UnifiedLog.append`).
             result.append_time_ms = duplicate.timestamp_ms
             cluster.duplicates += 1
             end = duplicate.base_offset + len(batch.records)
@@ -248,7 +248,8 @@ def _check_records(broker: FakeBroker, partition: Partition, batch: Batch) -> No
 
 
 def _replicated(broker: FakeBroker, request: Request, results: _TopicResults) -> ProduceResponse:
-    """The response once replicas have the batches, the time is over, or leadership has moved."""
+    """The response once the replicas have the batches, the timeout has passed, or leadership has
+    moved."""
     for _, _, parts in results:
         for result in parts:
             if result.waits_until is None or result.partition is None or result.code:
