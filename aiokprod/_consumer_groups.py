@@ -50,8 +50,8 @@ def group_metadata(source: Any) -> GroupMetadata:
     Args:
         source: a `GroupMetadata`; the result of confluent-kafka's
             ``consumer.consumer_group_metadata()``; a started `AIOKafkaConsumer`; an object with
-            group_id, generation_id, member_id and group_instance_id, as in kafka-python; or a group
-            id.
+            group_id, generation_id, member_id and group_instance_id, like that of kafka-python; or
+            a group id.
 
     Raises:
         ConfigError: `source` is none of these.

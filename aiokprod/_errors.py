@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """Whether a record whose send failed can be in the log."""
+    """The outcome of a failed send: whether the record can be in the log."""
 
     NOT_SENT = "not_sent"
     """No byte of it ever reached a broker; sending it again cannot duplicate it."""

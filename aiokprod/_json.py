@@ -94,7 +94,7 @@ class Unsupported(TypeError):
 
 
 def convert(data: Any, default: Default = None) -> Any:
-    """Convert one object, not what it contains, to a type that every backend knows.
+    """Convert one object, but not its content, to a type that every backend knows.
 
     None and bool are converted too: msgspec calls this for keys of these types.
 

@@ -417,7 +417,7 @@ def run(
             a shell: the work was not completed, even if all records were delivered.
         DeliveryTimeout: `main` returned, but records had no outcome when the drain ended.
         RuntimeError: called while an event loop is running in this thread.
-        Others: what `main` and `serving` raise.
+        Others: the exceptions of `main` and `serving`.
     """
     if isinstance(producer, ProducerConfig):
         producer = Producer(producer)  # type: ignore[assignment]

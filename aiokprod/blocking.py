@@ -399,7 +399,7 @@ class Blocking(Generic[K, V]):
             timeout: limit in seconds; the awaitable is then cancelled. None waits until it ends.
 
         Raises:
-            TimeoutError: the timeout passed. Others: what the function raises.
+            TimeoutError: the timeout passed. Others: the exceptions of the function.
         """
         check_timeout("call", timeout)
 

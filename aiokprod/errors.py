@@ -151,7 +151,8 @@ class KafkaError(Exception):
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the record can be in the log; NOT_SENT and REJECTED are safe to resend."""
+        """The outcome: whether the record can be in the log. NOT_SENT and REJECTED are safe to
+        resend."""
         return self.__outcome
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.Enum):
-    """How serious a finding is.
+    """The severity of a finding.
 
     ERROR: records cannot be delivered, or not to some partitions. WARNING: they can, but some may
     fail, or the configuration is risky. INFO: useful information.

@@ -647,7 +647,7 @@ class Producer(Generic[K, V]):
             aborted.
 
         Raises:
-            ConfigError: columns differ in length, or the arguments fit neither form.
+            ConfigError: columns differ in length, or the arguments match neither form.
             SerializationError, ConfigError: every record of the call has a wrong type: a key or
                 value that the serializer does not accept (without one: not bytes), or an entry that
                 is not a ProducerRecord. The error is that of the first record; nothing was sent.
@@ -792,7 +792,8 @@ class Producer(Generic[K, V]):
         """``async with producer.transaction() as txn``: commit at the end, abort on an exception.
 
         Args:
-            timeout: seconds for each of begin, offsets, commit and abort; None is max_block_ms.
+            timeout: seconds for each of begin, offsets, commit and abort; None stands for
+                max_block_ms.
 
         Raises (on entry and exit): see `begin_transaction`, `commit_transaction` and
         `abort_transaction`; see `Transaction`.
@@ -801,7 +802,7 @@ class Producer(Generic[K, V]):
         return Transaction(self._transactions, timeout)
 
     async def begin_transaction(self, timeout: float | None = None) -> None:
-        """Open a transaction. Records sent from now on belong to it.
+        """Begin a transaction. Records sent from now on belong to it.
 
         Waits for the producer id, and for the end of an earlier commit or abort that timed out.
 

@@ -503,7 +503,7 @@ cdef class Stream:
         self.release()
 
     cdef int release(self) noexcept:
-        # The stream is moved first, as in `Chunk.release`.
+        # The stream is moved first, for the reason in `Chunk.release`.
         cdef ArrowArrayStream stream = self.stream
         self.stream.release = NULL
         if stream.release is not NULL:

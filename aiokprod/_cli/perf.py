@@ -17,7 +17,7 @@ from aiokprod.producer import Producer
 from aiokprod.records import RecordMetadata
 
 SLICE_S: Final = 0.001
-"""How often records that are due are submitted, with a rate."""
+"""With a rate, the interval in seconds at which the records that are due are submitted."""
 WINDOW: Final = 10_000
 """Records of a window, without a rate."""
 SAMPLED: Final = 100

@@ -82,7 +82,7 @@ class SlowPath:
 
     @property
     def serialized(self) -> list[str]:
-        """Which of "key" and "value" a serializer converts."""
+        """The names ("key", "value") of the parts that a serializer converts."""
         serializers = {"key": self._serializers.key, "value": self._serializers.value}
         return [role for role, one in serializers.items() if not one.passthrough]
 

@@ -55,7 +55,7 @@ class WaitingPartition:
         stalled: `silent_s` is at least `stall_after`, or nearly if another partition is stalled.
         attempts, last_code: number of attempts of the oldest batch, and the error code of the last
             failed one.
-        reason: what the records wait for.
+        reason: a text about what the records wait for.
     """
 
     queue: PartitionQueue

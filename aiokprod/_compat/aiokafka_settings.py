@@ -35,7 +35,7 @@ DIFFERENCES: Final[dict[str, str]] = {
     "max_block_ms=60000 (aiokafka: request_timeout_ms=40000 for all three)",
     "retry_backoff_ms": "backoff of retries grows from 100 to 1000 ms (aiokafka: always 100 ms)",
 }
-"""How aiokprod's defaults differ, by the argument of aiokafka that restores its behaviour."""
+"""Differences of aiokprod's defaults, by the argument of aiokafka that restores its behaviour."""
 
 _PLAIN: Final = ("metadata_max_age_ms", "max_request_size", "linger_ms", "transaction_timeout_ms")
 """Arguments with the same name, unit and meaning."""

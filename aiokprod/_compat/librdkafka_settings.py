@@ -20,7 +20,7 @@ from aiokprod.security import OidcTokens, Secret
 
 
 class Support(enum.Enum):
-    """How a setting is treated."""
+    """The treatment of a setting."""
 
     SAME = "supported"
     TRANSLATED = "translated"

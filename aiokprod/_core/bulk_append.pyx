@@ -148,7 +148,7 @@ cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot to
                 row_headers = tuple(row_headers)
                 if headers_encoded_size(row_headers, &record.header_count) != record.headers_size:
                     break
-            passed = record  # a copy: compilers keep what they pass to other modules in memory
+            passed = record  # a copy: compilers keep data that they pass to other modules in memory
             held = appender.open_batch(topic, place, sticky, &passed,
                                        0, 0, None, None)  # no charge, reservation, permit, result
             if held is NULL:

@@ -522,7 +522,8 @@ class Connection(asyncio.Protocol):
         return self._last_activity + self._max_idle if deadline is None else deadline
 
     def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
-        """Close the connection if a deadline has passed, but first read what has arrived.
+        """Close the connection if a deadline has passed, but first read the bytes that have
+        arrived.
 
         After the loop was blocked, the response may be in the socket, in several reads.
         """

@@ -74,7 +74,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
         Cancellation and every error abort the connection.
         """
-        assert self._connected is not None, "a handshake is waited for once"
+        assert self._connected is not None, "`handshake` is called once"
         try:
             return await self._connected
         except BaseException:

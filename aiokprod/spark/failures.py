@@ -47,7 +47,7 @@ _LASTING_CODES: Final = frozenset(
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-"""The codes of errors that end the producer, with which every later attempt fails too."""
+"""Codes of errors that recur too. The class of such an error is that of the failed producer."""
 
 
 class SinkError(RuntimeError):

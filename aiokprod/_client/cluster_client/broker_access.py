@@ -2,7 +2,7 @@
 
 Wrong credentials must be reported on the driver, before anything is sent. But a single broker that
 rejects them (because it is still loading its users after a restart, or is configured differently)
-must not fail a request that any other broker can answer, such as FindCoordinator for a commit.
+must not fail a request to which any other broker can respond, such as FindCoordinator for a commit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BrokerAccess:
     def of(
         self, node_id: int, began: float, now: float, *, last_word: bool
     ) -> AuthenticationError | None:
-        """The error of a broker if it makes a call that began at `began` fail, else None.
+        """The error of a broker if a call that began at `began` fails because of it, else None.
 
         With `last_word` any rejection fails the call, because the call does not wait any longer.
         """

@@ -62,11 +62,11 @@ class RecordAccumulator:
 
     The append side (`open_new_batch`, `discard`) runs in calls of the application, where a signal
     handler may raise between any two steps. A signal handler or a finalizer may also call it in the
-    middle of a sender pass, or of itself. So it first notes what it is going to change, and each
-    change is one step of compiled code (`PartitionSlot`). The sender's next pass does the rest
-    (`drop_emptied`, `advance`); only the sender takes batches out of a queue. An interrupted call
-    leaves a batch that is either in all of these collections or in none; a batch without records is
-    dropped when it would be sent.
+    middle of a sender pass, or of itself. So it first notes its changes, and each change is one
+    step of compiled code (`PartitionSlot`). The sender's next pass does the rest (`drop_emptied`,
+    `advance`); only the sender takes batches out of a queue. An interrupted call leaves a batch
+    that is either in all of these collections or in none; a batch without records is dropped when
+    it would be sent.
 
     Attributes:
         emptied: batches whose records were all withdrawn, for `drop_emptied`.

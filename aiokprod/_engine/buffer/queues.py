@@ -98,8 +98,8 @@ class NodeQueues:
         lingering: queues with one open batch, which may still receive records.
         held: like `lingering`, for topics whose profile has a linger. A pass does not look at them
             until it is over, or until batches do not wait for their linger.
-        undrained_since: loop time since which the broker has accepted no request although batches
-            were due for it; inf if it accepts requests.
+        undrained_since: loop time since which batches have been due for the broker but it has
+            accepted no request; inf if it accepts requests.
     """
 
     __slots__ = ("held", "lingering", "ready", "undrained_since")

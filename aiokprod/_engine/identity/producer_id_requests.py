@@ -63,8 +63,9 @@ class ProducerIdRequests:
         return StateRequest(request, self._on_body, self._on_error)
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """When to send the next InitProducerId; inf if there is an id or a request is in flight.
-        After a failure it is sent only if records wait for the id, once the backoff is over."""
+        """The time at which to send the next InitProducerId; inf if there is an id or a request is
+        in flight. After a failure it is sent only if records wait for the id, once the backoff is
+        over."""
         if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
             return math.inf
         wanted = self.fatal_error is None and (pending or not self._attempts)

@@ -91,8 +91,8 @@ def classify_idempotent(
     # The batch that is missing before this one will not be sent again. If requests with both were
     # lost, copies of both may still arrive, in order, from a connection that was given up. With a
     # new sequence this batch would then be stored twice, so it fails. Its outcome is UNKNOWN
-    # (`possibly_appended` is still set), although the log lacks it now. Attempts that got a
-    # response leave no copies.
+    # (`possibly_appended` is still set), even if the log lacks it now. Attempts that got a response
+    # leave no copies.
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)

@@ -48,7 +48,8 @@ its request to the coordinator: that takes 20 ms, minus the clock resolution."""
 WEIGHT: Final = 0.2
 """EWMA weight of the latest transaction."""
 OUTLIER: Final = 3.0
-"""Limit of a measured time, as a multiple of the average; a longer time counts as the limit."""
+"""Limit of a measured time, as a multiple of the average; longer times are replaced by the
+limit."""
 TRY_OTHER: Final = 50
 """Number of transactions after which the slower way is tried again."""
 

@@ -55,8 +55,8 @@ ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
 
 
 def may_be_carried_out(number: int, *, earlier: bool) -> bool:
-    """True if a request may have changed the transaction although the response has this error
-    code, or if an earlier copy of the request may have.
+    """True if a request may have changed the transaction even if the response has this error code,
+    or if an earlier copy of the request may have.
 
     Args:
         earlier: a copy sent before got no response, or one for which this function returned True.

@@ -14,7 +14,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """How a broker handles one request.
+    """The way in which a broker handles one request.
 
     Attributes:
         process: let the model process it; if False, its records never reach the log.
