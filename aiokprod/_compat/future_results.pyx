@@ -26,7 +26,7 @@ cdef class FutureResults:
     cdef object new
     cdef bint no_result
     cdef dict partitions
-    # Cached from the last record, because the records of a batch follow each other.
+    # These are cached from the last record, because the records of a batch follow each other.
     cdef object topic
     cdef int partition
     cdef object number

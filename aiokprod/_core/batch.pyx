@@ -45,7 +45,7 @@ cdef extern from "Python.h":
     void PyErr_SetObject(object, object) noexcept
     void PyObject_GC_UnTrack(PyObject*) noexcept
 
-# For Python; the states are explained in batch.pxd.
+# These are for Python code; batch.pxd explains the states.
 OPEN = S_OPEN
 SEALED = S_SEALED
 FINISHED = S_FINISHED
@@ -637,7 +637,7 @@ cdef class Delivery:
 
     @property
     def _cancel_message(self):
-        # Read by `asyncio.gather(..., return_exceptions=True)` for cancelled futures.
+        # `asyncio.gather(..., return_exceptions=True)` reads this for cancelled futures.
         if self.is_withdrawn:
             return "record withdrawn before it was sent: it is not in the log"
         return "stopped waiting for a record in flight: its outcome is unknown"

@@ -19,7 +19,7 @@ cdef class TopicSlot:
     # Written by `RecordAccumulator.open_new_batch`, and set to -1 by `TopicSlots`, so that another
     # one is chosen.
     cdef public int32_t sticky
-    # Counted by the append paths; set to 0 by `RecordAccumulator.open_new_batch`.
+    # The append paths count this; `RecordAccumulator.open_new_batch` sets it to 0.
     cdef public int64_t sticky_bytes
     cdef readonly int64_t sticky_limit  # bytes after which another sticky partition is chosen
 

@@ -313,7 +313,7 @@ class KafkaChannel:
         """Process received bytes: all complete frames; the rest is kept until more bytes arrive.
 
         Bytes that violate the protocol close the channel. Bytes that arrive once it is CLOSED are
-        ignored, since their requests have ended.
+        ignored, because their requests have ended.
         """
         if self.state is State.CLOSED:
             return

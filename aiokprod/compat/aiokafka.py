@@ -456,7 +456,7 @@ class AIOKafkaProducer:
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
 
-    # Read by faust and by OpenTelemetry's instrumentation.
+    # faust and OpenTelemetry's instrumentation read this.
 
     def _serialize(self, key: Any, value: Any) -> tuple[Any, Any]:
         if self._key_serializer is not None:

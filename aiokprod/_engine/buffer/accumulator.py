@@ -401,7 +401,7 @@ class RecordAccumulator:
         may_drain: Callable[[PartitionQueue, ProducerBatch], bool],
     ) -> list[ProducerBatch]:
         """Take at most one batch of each partition led by the node, `max_size` bytes in total, but
-        at least one batch. Open batches are taken too, since a request is sent anyway; those of
+        at least one batch. Open batches are taken too, because a request is sent anyway; those of
         topics whose profile has a linger only while `flush_pending`.
         """
         node = self._nodes[node_id]

@@ -55,7 +55,7 @@ class SequencePolicy(Protocol):
         """Release the sequence of a batch that is in the log, at `base_offset` (-1 if unknown)."""
 
     def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
-        """Note the consequences for older batches: this batch was certainly in the log before its
+        """Note the consequences for older batches if this one was certainly in the log before its
         last attempt. `on_success` is called next.
 
         Args:
