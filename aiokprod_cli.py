@@ -91,7 +91,7 @@ def _perf(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "perf", help="measure rate and latency", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Sends records of one size. With --rate a record is due at a fixed time, and "
-        "its latency counts from there, also if the producer is late (open loop).",
+        "its latency counts from there, even if the producer is late (open loop).",
     )  # fmt: skip
     parser.add_argument("-t", "--topic", required=True)
     _connection(parser)
@@ -100,7 +100,7 @@ def _perf(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--size", type=int, default=100, metavar="BYTES", help="of a value (100)")
     parser.add_argument("--duration", type=float, default=10.0, metavar="SECONDS")
-    parser.add_argument("--records", type=int, metavar="N", help="stop after so many")
+    parser.add_argument("--records", type=int, metavar="N", help="stop after this number")
     parser.add_argument("--report", choices=("text", "json"), default="text")
 
 

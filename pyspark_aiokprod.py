@@ -27,9 +27,9 @@ with contextlib.suppress(Exception):  # pyspark is missing or too old
             self._source = AiokprodDataSource(options)
 
         def writer(self, schema: Any, overwrite: bool) -> Any:
-            """As `AiokprodDataSource.writer`."""
+            """See `AiokprodDataSource.writer`."""
             return self._source.writer(schema, overwrite)
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-            """As `AiokprodDataSource.streamWriter`."""
+            """See `AiokprodDataSource.streamWriter`."""
             return self._source.streamWriter(schema, overwrite)

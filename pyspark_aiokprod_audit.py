@@ -22,9 +22,9 @@ with contextlib.suppress(Exception):  # pyspark is missing or too old
             self._source = AiokprodAuditSource(options)
 
         def schema(self) -> Any:
-            """As `AiokprodAuditSource.schema`."""
+            """See `AiokprodAuditSource.schema`."""
             return self._source.schema()
 
         def reader(self, schema: Any) -> Any:
-            """As `AiokprodAuditSource.reader`."""
+            """See `AiokprodAuditSource.reader`."""
             return self._source.reader(schema)

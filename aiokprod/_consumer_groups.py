@@ -30,8 +30,8 @@ class Offset(NamedTuple):
 class GroupMetadata:
     """Metadata of a consumer in its group.
 
-    With generation and member id, the broker rejects offsets of a consumer whose partitions were
-    assigned to another one (KIP-447). With the group id alone there is no such protection.
+    If generation and member id are known, the broker rejects offsets of a consumer whose partitions
+    were assigned to another one (KIP-447). The group id alone gives no such protection.
 
     Attributes:
         generation_id: generation of the group; -1 = unknown.
@@ -50,8 +50,8 @@ def group_metadata(source: Any) -> GroupMetadata:
     Args:
         source: a `GroupMetadata`; the result of confluent-kafka's
             ``consumer.consumer_group_metadata()``; a started `AIOKafkaConsumer`; an object with
-            group_id, generation_id, member_id and group_instance_id, as in kafka-python; or a group
-            id.
+            group_id, generation_id, member_id and group_instance_id, like that of kafka-python; or
+            a group id.
 
     Raises:
         ConfigError: `source` is none of these.
@@ -119,13 +119,13 @@ def _of_aiokafka(consumer: Any) -> GroupMetadata:
 
 
 def checked_offsets(offsets: Any) -> dict[TopicPartition, Offset]:
-    """Convert and check the offsets that a caller passes.
+    """Validate the offsets that a caller passes, and convert them to `Offset` by partition.
 
     Args:
         offsets: a mapping from (topic, partition) to an int or an object with `offset` (and
-            `metadata`, `leader_epoch`), as aiokafka's; or an iterable of objects with `topic`,
-            `partition` and `offset`, as confluent-kafka's ``consumer.position(...)``, where
-            negative offsets (nothing read yet) are left out.
+            optionally `metadata` and `leader_epoch`), like that of aiokafka; or an iterable of
+            objects with `topic`, `partition` and `offset`, like the result of confluent-kafka's
+            ``consumer.position(...)``. Its negative offsets (nothing read yet) are left out.
 
     Raises:
         ConfigError: `offsets` is neither, or an offset is out of range.

@@ -1,7 +1,7 @@
 """The table of Kafka's error codes: one row per code says what it means and what follows from it.
 
 A few codes are also handled by name elsewhere, for example the sequence errors of Produce.
-docs/design/error-codes.md lists all such places, and what reads each field of a row.
+docs/design/error-codes.md lists all such places, and the code that reads each field of a row.
 
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """Whether a record whose send failed can be in the log."""
+    """The outcome of a failed send: whether the record can be in the log."""
 
     NOT_SENT = "not_sent"
     """No byte of it ever reached a broker; sending it again cannot duplicate it."""
@@ -48,7 +48,8 @@ class TxnApi(enum.Enum):
 
 
 class ErrorAction(enum.Enum):
-    """What a transactional producer does after an error code in the response of a coordinator."""
+    """The action of a transactional producer after an error code in the response of a
+    coordinator."""
 
     OK = "ok"
     RETRY = "retry"  # repeat the request to the same broker
@@ -76,11 +77,11 @@ class ErrorCode:
         refresh_metadata: the cause may be stale metadata, so metadata must be fetched again.
         refresh_coordinator: the coordinator must be looked up again.
         outcome: whether records of a Produce request that failed with this code can be in the log.
-            REJECTED only if every broker version that answers Produce with it checks first and
+            REJECTED only if every broker version that responds to Produce with it checks first and
             appends afterwards.
         exception: name of the class in `aiokprod.errors` that is raised for the code.
         hint: how to fix a failed Produce request; empty if unknown.
-        spark_hint: the same for tasks of the Spark sink, in terms of its options.
+        spark_hint: the hint for tasks of the Spark sink, in terms of its options.
         too_large: after Produce: the batch is split; a batch of one record fails.
         fatal_idempotent: after Produce: an idempotent producer can send no more records.
         fatal_transactional: after Produce: a transactional producer can send no more records. Any
@@ -90,11 +91,11 @@ class ErrorCode:
         coordinator_action: action after a coordinator's response with this code; None for the
             default of `action_after`.
         coordinator_actions: exceptions from `coordinator_action` for single requests.
-        refused_before_write: in every broker version, a transaction coordinator that answers with
+        refused_before_write: in every broker version, a transaction coordinator that responds with
             this code has not written to its log, so the request has changed nothing. If the write
-            fails or times out, the coordinator answers COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
-            COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the write, and the
-            state in the log decides. Source: Kafka
+            fails or times out, the coordinator responds with COORDINATOR_NOT_AVAILABLE,
+            NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the
+            write, and the state in the log decides. Source: Kafka
             `TransactionStateManager.appendTransactionToLog`.
     """
 
@@ -122,7 +123,8 @@ class ErrorCode:
         return error_code, (self.number,)
 
     def action_after(self, call: TxnApi) -> ErrorAction:
-        """What a transactional producer does if a coordinator answers `call` with this code.
+        """The action of a transactional producer if a coordinator responds to `call` with this
+        code.
 
         Defaults for rows without an entry: the request is repeated if the code is retriable, after
         a new look-up of the coordinator if the row has `refresh_coordinator`. All other codes are
@@ -144,12 +146,12 @@ class Code(enum.IntEnum):
 
     A comment beside `outcome=REJECTED` names the place in the broker's source that checks before it
     appends. All other codes are UNKNOWN, because a record wrongly reported as not written would be
-    sent twice. In particular, with acks=all `DelayedProduce.tryComplete` answers after the local
+    sent twice. In particular, with acks=all `DelayedProduce.tryComplete` responds after the local
     append with NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KAFKA_STORAGE_ERROR (log directory offline) or UNKNOWN_TOPIC_OR_PARTITION (up to Kafka 2.3 if
     the replica was removed, since 2.4 if the topic is missing from the metadata cache). A flush
     that fails after the append in `UnifiedLog.append` also causes KAFKA_STORAGE_ERROR. Codes that
-    no broker sends in answer to Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE,
+    no broker sends in response to Produce (LEADER_NOT_AVAILABLE, BROKER_NOT_AVAILABLE,
     REPLICA_NOT_AVAILABLE, LISTENER_NOT_FOUND, FENCED_LEADER_EPOCH, those of coordinators and
     groups) are UNKNOWN too.
     """
@@ -167,7 +169,7 @@ class Code(enum.IntEnum):
     UNKNOWN_SERVER_ERROR = ErrorCode(
         -1,
         "an unexpected error in the broker; its log has the cause",
-        # the broker failed at any point between reading the request and answering it
+        # the broker failed at any point between reading the request and responding to it
         coordinator_actions={TxnApi.END: ErrorAction.LOST},
     )
     NONE = ErrorCode(0, "no error", coordinator_action=ErrorAction.OK)
@@ -213,7 +215,8 @@ class Code(enum.IntEnum):
     MESSAGE_TOO_LARGE = ErrorCode(
         10,
         "the batch is larger than the topic's max.message.bytes",
-        # batch size: UnifiedLog.analyzeAndValidateRecords, again after recompression
+        # Java `UnifiedLog.analyzeAndValidateRecords` checks the size of the batch, and the broker
+        # checks it again if it has recompressed the batch.
         outcome=Outcome.REJECTED,
         exception="RecordTooLarge",
         too_large=True,
@@ -377,7 +380,7 @@ class Code(enum.IntEnum):
     POLICY_VIOLATION = ErrorCode(
         44,
         "a policy of the cluster refused the request",
-        # not sent by Kafka; gateways answer it to requests that they do not forward
+        # not sent by Kafka; gateways respond with it to requests that they do not forward
         outcome=Outcome.REJECTED,
         exception="RecordRejected",
         fails_topic=True,
@@ -412,7 +415,7 @@ class Code(enum.IntEnum):
         outcome=Outcome.REJECTED,  # transaction verification (AddPartitionsToTxn before the append)
         # Either the transactional id expired without traffic (transactional.id.expiration.ms), or
         # another producer took over and got another producer id. InitProducerId after the abort
-        # shows which. As in Java 3.x; Java 4.x fails the producer.
+        # shows which of the two. This is the behaviour of Java 3.x; Java 4.x fails the producer.
         coordinator_action=ErrorAction.ABORT,
         coordinator_actions={TxnApi.FIND: ErrorAction.FATAL, TxnApi.INIT: ErrorAction.FATAL},
         refused_before_write=True,
@@ -438,7 +441,7 @@ class Code(enum.IntEnum):
         exception="AuthorizationError",
         fatal_transactional=True,
         coordinator_actions={
-            TxnApi.INIT: ErrorAction.ABORT,  # as CLUSTER_AUTHORIZATION_FAILED
+            TxnApi.INIT: ErrorAction.ABORT,  # see CLUSTER_AUTHORIZATION_FAILED
             TxnApi.ADD_PARTITIONS: ErrorAction.FATAL,
         },
         spark_hint="grant WRITE on transactional ids with the prefix of transactionalIdPrefix",
@@ -462,7 +465,7 @@ class Code(enum.IntEnum):
         59,
         "the broker has no state for this producer id; its records may have expired",
         outcome=Outcome.REJECTED,  # ProducerAppendInfo.checkSequence of Kafka 2.4 and older
-        # brokers before 2.5 answer this code instead of INVALID_PRODUCER_ID_MAPPING
+        # brokers before 2.5 respond with this code instead of INVALID_PRODUCER_ID_MAPPING
         coordinator_actions={TxnApi.ADD_OFFSETS: ErrorAction.ABORT},
     )
     REASSIGNMENT_IN_PROGRESS = ErrorCode(60, "a partition reassignment is in progress")
@@ -589,7 +592,7 @@ class Code(enum.IntEnum):
     FENCED_MEMBER_EPOCH = ErrorCode(
         110,
         "the epoch of the group member was fenced",
-        # as ILLEGAL_GENERATION; Java: fatal
+        # see ILLEGAL_GENERATION; Java: fatal
         coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
     )
     UNRELEASED_INSTANCE_ID = ErrorCode(111, "the group.instance.id is still held by another member")
@@ -597,7 +600,7 @@ class Code(enum.IntEnum):
     STALE_MEMBER_EPOCH = ErrorCode(
         113,
         "the epoch of the group member is out of date",
-        # as ILLEGAL_GENERATION; Java: fatal
+        # see ILLEGAL_GENERATION; Java: fatal
         coordinator_actions={TxnApi.COMMIT_OFFSETS: ErrorAction.ABORT},
     )
     MISMATCHED_ENDPOINT_TYPE = ErrorCode(114, "the request came to the wrong kind of endpoint")

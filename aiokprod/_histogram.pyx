@@ -10,7 +10,8 @@ from libc.math cimport frexp, exp2
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-# From 2**-41 (half a picosecond) to 2**60; values outside are counted in the outermost buckets.
+# The buckets cover 2**-41 (half a picosecond) to 2**60; values outside are counted in the outermost
+# buckets.
 cdef enum:
     PER_OCTAVE = 8
     LOWEST = -41 * PER_OCTAVE
@@ -44,10 +45,11 @@ cdef inline int index_of(double value) noexcept:
 cdef class Histogram:
     """Counts values in buckets that grow by 9 %: quantiles are exact within 4.5 %.
 
-    Takes 6 KiB, however many values there are.
+    It takes 6 KiB, independently of the number of values.
 
     Attributes:
-        count, total, maximum: of the values added; negative ones and NaN count as 0.
+        count, total, maximum: count, sum and maximum of the added values; negative ones and NaN
+            count as 0.
     """
 
     cdef readonly int64_t count
@@ -91,7 +93,7 @@ cdef class Histogram:
         return self.maximum
 
     def snapshot(self):
-        """Plain values.
+        """The content of the histogram as plain values.
 
         Returns:
             count, sum, avg, p50, p99 and max of the values, and for export `scale` (3), `zeros`

@@ -1,8 +1,9 @@
 """Conversion of objects to JSON, the same for each backend of `JsonSerializer`.
 
 A backend (json, orjson, msgspec) encodes the types that it knows and calls `convert` for other
-objects. A document that it refuses, for instance because of an integer of more than 64 bits, is
-converted by `plain` and encoded by the standard library: so all backends accept the same documents.
+objects. A document that it cannot encode, for instance because of an integer of more than 64 bits,
+is converted by `plain` and encoded by the standard library, so that all backends accept the same
+documents.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ class Unsupported(TypeError):
 
 
 def convert(data: Any, default: Default = None) -> Any:
-    """Convert one object, not what it contains, to a type that every backend knows.
+    """Convert one object, but not its content, to a type that every backend knows.
 
-    None and bool are converted too: msgspec asks for their form as a key.
+    None and bool are converted too: msgspec calls this for keys of these types.
 
     Raises:
         Unsupported: the type has no JSON form, and there is no `default`.
@@ -178,13 +179,13 @@ def _key(key: Any, default: Default) -> str:
 
 
 def _structure(data: Any, default: Default) -> Any:
-    """What a dataclass, an attrs class, a msgspec Struct or a pydantic model consists of, mostly a
-    dict of its fields; `_NONE` of anything else."""
+    """The content of a dataclass, an attrs class, a msgspec Struct or a pydantic model, mostly a
+    dict of its fields; `_NONE` for anything else."""
     kind = type(data)
     if hasattr(kind, "__dataclass_fields__"):
         return {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
     if (serializer := getattr(kind, "__pydantic_serializer__", None)) is not None:
-        # Without warnings: they would quote values.
+        # Warnings are turned off, because they would quote values.
         return serializer.to_python(
             data, mode="json", warnings=False, fallback=partial(convert, default=default)
         )
@@ -231,4 +232,4 @@ _EXACT: Final[Mapping[type, Callable[[Any], Any]]] = {
     date: date.isoformat,
     Decimal: str,
 }
-"""The most frequent ones, found without going through all."""
+"""The most frequent types, which are found without a search."""

@@ -1,7 +1,7 @@
 """The structured fields of log records, which `docs/monitoring.md` lists.
 
 They are attributes of the `logging.LogRecord` with the prefix `kafka_`, for formatters that write
-JSON and for filters. `kafka_event` names what happened and stays the same if a text changes.
+JSON and for filters. `kafka_event` is the name of the event; it stays the same if the text changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Removes stack frames that hold secrets from the errors that code raises.
+"""Removes stack frames that hold secrets from errors.
 
 Error reporters print the local variables of every frame of an error and of its causes, including
 those that `from None` hides in a traceback. A password in such a variable would be published, so
@@ -25,8 +25,8 @@ def redacted(failure: type[KafkaError]) -> Callable[[Callable[P, R]], Callable[P
     A `KafkaError` is replaced by a copy without cause, context and frames. Any other exception is
     replaced by a `failure` that names only its class: its text, or an attribute such as
     `UnicodeEncodeError.object`, may contain a secret. Two kinds keep their class and text: a
-    TypeError if `failure` is `ConfigError` (wrong arguments of a constructor), and exceptions that
-    are no `Exception` (cancellation, KeyboardInterrupt).
+    TypeError if `failure` is `ConfigError` (wrong arguments of a constructor), and a BaseException
+    that is not an Exception (cancellation, KeyboardInterrupt).
 
     Args:
         failure: class of the error that replaces exceptions other than `KafkaError`.

@@ -1,4 +1,4 @@
-"""The life of a producer in an application: start, warm-up, probes, drain at shutdown.
+"""The lifecycle of a producer in an application: start, warm-up, probes, drain at shutdown.
 
 Standard library only: `serving` fits every framework with lifespan functions, `probes` is an ASGI
 application, `run` is for scripts. Complete programs are in ``examples/``.
@@ -44,11 +44,11 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class _Life:
-    """What the probes know of a producer that `serving` runs.
+    """The state of a producer that `serving` runs, for the probes.
 
     Attributes:
-        topics: those to warm up.
-        warm_error: why they are not warm; None once they are.
+        topics: the topics to warm up.
+        warm_error: the reason why the warm-up is not done; None once it is.
         draining: the end of `serving` has begun.
     """
 
@@ -80,19 +80,19 @@ async def serving(
             async with serving(producer, warm=["orders"]) as app.state.producer:
                 yield
 
-    At the start: starts the producer and warms up. At the end: `probes` answers 503, and pending
-    records are sent for at most `drain_s` seconds.
+    At the start: starts the producer and warms up. At the end: `probes` responds with 503, and
+    pending records are sent for at most `drain_s` seconds.
 
     Args:
         producer: a new one.
         warm: topics whose metadata are fetched and to whose leaders connections are made.
-        warm_required: wait for that, and fail if it fails. Otherwise it is done in the background
-            and repeated until it succeeds, so that the application starts although Kafka is down;
-            meanwhile the probes `/startupz` and `/readyz` answer 503, and the first failure is
-            logged as WARNING.
-        drain_s: limit of the drain in seconds; 0 fails pending records at once; None takes
-            close_timeout_ms. Must be less than the time after which the platform kills the
-            process, minus the time that the server waits for requests.
+        warm_required: wait for the warm-up, and fail if it fails. Otherwise it is done in the
+            background and repeated until it succeeds, so that the application starts even if Kafka
+            is down; meanwhile the probes `/startupz` and `/readyz` respond with 503, and the first
+            failure is logged as WARNING.
+        drain_s: limit of the drain in seconds; 0 fails pending records at once; None stands for
+            close_timeout_ms. Must be less than the time after which the platform kills the process,
+            minus the time that the server waits for requests.
         on_report: called with the report of the drain, which is also logged, and kept in
             `producer.drain_report`.
 
@@ -100,9 +100,9 @@ async def serving(
         ConfigError: an argument is invalid, or no bootstrap server can be resolved.
         MetadataTimeout, InvalidTopic, AuthorizationError, AuthenticationError: with
             warm_required, see `Producer.warm`.
-        Others: as `Producer.start`.
+        Others: see `Producer.start`.
 
-    Cancellation of the drain ends it at once; the report is still made.
+    Cancellation of the drain ends it at once; there is still a report.
     """
     topics = checked_topics("serving", warm)
     check_timeout("serving", drain_s)
@@ -129,7 +129,7 @@ async def serving(
 
 
 async def _keep_warming(producer: Producer[Any, Any], life: _Life) -> None:
-    """Warm up until that has succeeded."""
+    """Repeat the warm-up until it has succeeded."""
     level = logging.WARNING
     while True:
         try:
@@ -163,7 +163,7 @@ async def _drain(
     try:
         report = await closing
     except asyncio.CancelledError:
-        report = await producer.close()  # does not take long: the drain was given up
+        report = await producer.close()  # does not take long: the drain was ended
         if on_report is not None:
             on_report(report)
         raise
@@ -177,11 +177,11 @@ async def _drain(
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of a probe.
+    """The result of a probe.
 
     Attributes:
         ok: True for status 200, False for 503.
-        reasons: why it is not ok.
+        reasons: the reasons why it is not ok.
     """
 
     ok: bool
@@ -234,7 +234,7 @@ class Probes:
         return self._producer if isinstance(self._producer, Producer) else self._producer()
 
     def live(self) -> Probe:
-        """Not ok if the producer has failed: then only a new one, or a restart, helps."""
+        """Not ok if the producer has failed, which requires a new producer or a restart."""
         producer = self._current()
         health = None if producer is None else producer.health()
         if health is not None and health.state == "failed":
@@ -242,7 +242,8 @@ class Probes:
         return Probe(True)
 
     def started(self) -> Probe:
-        """Ok once the producer is started and the warm-up of `serving` is done; then forever."""
+        """Ok once the producer is started and the warm-up of `serving` is done. It stays ok from
+        then on."""
         producer = self._current()
         if producer is None or producer.health().state == "new":
             return Probe(False, ("the producer is not started",))
@@ -290,9 +291,10 @@ class Probes:
         return Probe(not reasons, tuple(reasons))
 
     def _leaderless(self, producer: Producer[Any, Any], topics: Iterable[str]) -> Iterator[str]:
-        """Those of the topics for which no leader of any partition is known.
+        """The topics for which no leader of any partition is known.
 
-        A topic that is not in use for metadata_max_idle_ms is forgotten, which is no fault.
+        A topic that had a leader and was not used for metadata_max_idle_ms since then is not
+        included: the producer has forgotten it.
         """
         runtime = producer._lifecycle.runtime
         if runtime is None:
@@ -306,7 +308,7 @@ class Probes:
                 yield topic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application. Answers by the last part of the path, so it can be mounted."""
+        """The ASGI application. It can be mounted: the last part of the path selects the probe."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -334,7 +336,7 @@ class Probes:
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Nothing to start or stop, for servers that run the probes as a separate application."""
+    """Respond to lifespan events, for servers that run the probes as a separate application."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -355,20 +357,20 @@ def probes(
 
         app.mount("/kafka", probes(lambda: app.state.producer))
 
-    - /livez answers 200 unless the producer has failed and must be replaced;
-    - /startupz once the producer is started and the warm-up of `serving` is done;
-    - /readyz from then on while `Health.ok`, the buffer has room and topics have leaders, until
-      `serving` ends or the producer is closed.
+    - /livez responds with 200 unless the producer has failed and must be replaced;
+    - /startupz does so once the producer is started and the warm-up of `serving` is done;
+    - /readyz does so from then on while `Health.ok`, the buffer has room and topics have leaders,
+      until `serving` ends or the producer is closed.
 
-    Else 503. The body is JSON, ``{"status": "ok", "reasons": []}``. A probe never waits and
-    contacts no broker: it says what the producer knows. Servers of other kinds call the methods
-    `live`, `started` and `ready` of the object.
+    Otherwise they respond with 503. The body is JSON, ``{"status": "ok", "reasons": []}``. A probe
+    never waits and contacts no broker: it reports the state of the producer. Other kinds of servers
+    call the methods `live`, `started` and `ready` of the object.
 
     Args:
-        producer: a `Producer`, or a function that returns the present one, or None before it
+        producer: a `Producer`, or a function that returns the current one, or None before it
             exists.
-        topics: those that must have a leader; None takes those that `serving` warms up. Others
-            become known with the first record to them.
+        topics: the topics that must have a leader; None stands for those that `serving` warms up.
+            Other topics become known with the first record to them.
         max_pressure: largest part of buffer_memory in use (`Health.pressure`), above 0 and up
             to 1.
         max_age_s: largest age of the oldest record without an outcome, s; None leaves this to
@@ -395,27 +397,27 @@ def run(
 ) -> T:
     """Run ``await main(producer)`` in a new event loop, drain the producer, return the result.
 
-    For scripts: takes the place of `asyncio.run`, and uses uvloop where it is installed.
+    For scripts. It replaces `asyncio.run`, and uses uvloop if that is installed.
 
     SIGTERM and SIGINT (Ctrl-C) cancel `main`; then pending records are sent for at most `drain_s`
     seconds. A second signal ends `main` and the drain at once, with the report. Further signals
     have their usual effect. `main` may catch CancelledError to finish its work and return.
 
     Args:
-        main: is called with the started producer.
+        main: called with the started producer.
         producer: a new one, or its configuration.
-        warm, warm_required, drain_s, on_report: as in `serving`.
-        loop_factory: makes the event loop.
+        warm, warm_required, drain_s, on_report: see `serving`.
+        loop_factory: creates the event loop.
 
     Returns:
         The result of `main`.
 
     Raises:
-        SystemExit: a signal ended `main`; the exit code is 128 + the number of the signal, as in a
-            shell: the work was not completed, although the records may be.
+        SystemExit: a signal ended `main`; the exit code is 128 + the number of the signal, like in
+            a shell: the work was not completed, even if all records were delivered.
         DeliveryTimeout: `main` returned, but records had no outcome when the drain ended.
         RuntimeError: called while an event loop is running in this thread.
-        Others: what `main` and `serving` raise.
+        Others: the exceptions of `main` and `serving`.
     """
     if isinstance(producer, ProducerConfig):
         producer = Producer(producer)  # type: ignore[assignment]
@@ -484,7 +486,8 @@ async def _until_signalled(
 
 
 def _handle_signals(on_signal: Callable[[int], None]) -> Callable[[], None]:
-    """Call a function on the loop for SIGTERM and SIGINT; returns what restores the handlers.
+    """Call a function on the loop for SIGTERM and SIGINT. Returns a function that restores the
+    handlers.
 
     Outside the main thread, signals cannot be handled, and nothing is done.
     """
@@ -492,7 +495,7 @@ def _handle_signals(on_signal: Callable[[int], None]) -> Callable[[], None]:
     earlier = {}
     for number in SIGNALS:
         with contextlib.suppress(ValueError):  # not the main thread
-            # Not `loop.add_signal_handler`, which Windows does not have, and which would not
+            # `loop.add_signal_handler` is not used: Windows does not have it, and it would not
             # restore the handler of the runner.
             earlier[number] = signal.signal(
                 number, lambda number, _: loop.call_soon_threadsafe(on_signal, number)

@@ -1,7 +1,7 @@
 """`Blocking`: a producer for synchronous code.
 
-It has an event loop in a separate thread, and so is the only part of this package that starts a
-thread for a producer. Everything else is as in `Producer`.
+It runs an event loop in a separate thread, and is the only part of this package that starts a
+thread for a producer. Everything else works like `Producer`.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Blocking(Generic[K, V]):
         with Blocking(bootstrap_servers="localhost:9092") as producer:
             metadata = producer.send("topic", b"value", key=b"key")
 
-    Arguments as `Producer`. One object serves any number of threads, whose records share batches.
+    Takes the arguments of `Producer`. Any number of threads can use one object and share batches.
     An event loop in a daemon thread, which the first call starts, runs the producer; serializers,
     interceptors, plug-ins and partitioners are called in that thread, in a copy of the caller's
     context.
 
-    A program that ends without `close` still sends what is pending: an `atexit` function closes
-    the object as the end of ``with`` does, within `close_timeout_ms`. That does not help if the
-    process is killed, or ends by a signal without a handler (SIGTERM) or by `os._exit`.
+    A program that ends without `close` still sends the pending records: an `atexit` function closes
+    the object within `close_timeout_ms`, like the end of ``with``. This function does not run if
+    the process is killed, or ends by a signal without a handler (SIGTERM) or by `os._exit`.
 
     After a fork the child process starts another thread and another producer when it first uses the
     object. Records that were pending at the fork belong to the parent. A transactional producer
@@ -76,7 +76,7 @@ class Blocking(Generic[K, V]):
     used in both processes; their `configure` is called again in the child.
 
     Raises:
-        ConfigError: as `Producer`.
+        ConfigError: see `Producer`.
 
     All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
     None of them may be called on the event loop of the object itself, where it would wait for
@@ -166,7 +166,7 @@ class Blocking(Generic[K, V]):
     # -- start and close ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the thread and the producer, as `Producer.start`. The first call does it too.
+        """Start the thread and the producer, see `Producer.start`. The first call does this too.
 
         Raises:
             ConfigError: no bootstrap server can be resolved.
@@ -205,7 +205,8 @@ class Blocking(Generic[K, V]):
         try:
             thread.run(self._producer.start())
         except BaseException:
-            # As `Producer.__aenter__`: the producer cannot be used, the next call has a new one.
+            # Like in `Producer.__aenter__`: the producer cannot be used, and the next call creates
+            # a new one.
             self._starting = None
             if not self._is_closed:  # by a signal handler
                 try:
@@ -300,7 +301,7 @@ class Blocking(Generic[K, V]):
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """The result of `close`, also of that at the end of ``with``; None until it ends."""
+        """The result of `close`, including the one at the end of ``with``; None until it ends."""
         return self._producer.drain_report
 
     # -- sending --------------------------------------------------------------------------------
@@ -318,7 +319,7 @@ class Blocking(Generic[K, V]):
     ) -> RecordMetadata:
         """Send one record and wait until it is acknowledged.
 
-        Arguments, result and errors as `Producer.send`. When the timeout passes, or the call is
+        For arguments, result and errors, see `Producer.send`. If the timeout passes or the call is
         interrupted (KeyboardInterrupt), a record that is still in an open batch is withdrawn.
         """
         check_timeout("send", timeout, zero=False)
@@ -365,7 +366,7 @@ class Blocking(Generic[K, V]):
         timestamp_ms: int | None = None,
         headers: Sequence[Header] | None = None,
     ) -> Future[RecordMetadata]:
-        """Send one record without waiting for its outcome, as `Producer.send_threadsafe`.
+        """Send one record without waiting for its outcome; see `Producer.send_threadsafe`.
 
         Waits only while 10 000 records or 8 MiB wait for the event loop, up to max_block_ms.
 
@@ -379,14 +380,14 @@ class Blocking(Generic[K, V]):
         )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent before this call has its outcome; as `Producer.flush`."""
+        """Wait until every record sent before this call has its outcome. See `Producer.flush`."""
         check_timeout("flush", timeout)
         if self._thread is None and not self._is_closed:
             return
         self._run(lambda: self._producer.flush(timeout))
 
     def warm(self, topics: Iterable[str]) -> None:
-        """Fetch metadata and connect to the leaders of topics; as `Producer.warm`."""
+        """Fetch metadata and connect to the leaders of topics. See `Producer.warm`."""
         self._run(lambda: self._producer.warm(topics))
 
     def call(
@@ -406,7 +407,7 @@ class Blocking(Generic[K, V]):
             timeout: limit in seconds; the awaitable is then cancelled. None waits until it ends.
 
         Raises:
-            TimeoutError: the timeout passed. Others: what the function raises.
+            TimeoutError: the timeout passed. Others: the exceptions of the function.
         """
         check_timeout("call", timeout)
 
@@ -430,7 +431,8 @@ class Blocking(Generic[K, V]):
     # -- status ---------------------------------------------------------------------------------
 
     def _read(self, function: Callable[[], R]) -> R:
-        """Call a function of the producer on its loop, or here if that does not run."""
+        """Call a function of the producer on its loop, or in this thread if the loop is not
+        running."""
         thread = self._thread
         if thread is None or thread.is_current:
             return function()
@@ -442,15 +444,15 @@ class Blocking(Generic[K, V]):
             return function()
 
     def metrics(self) -> dict[str, Any]:
-        """As `Producer.metrics`."""
+        """See `Producer.metrics`."""
         return self._read(self._producer.metrics)
 
     def health(self) -> Health:
-        """As `Producer.health`."""
+        """See `Producer.health`."""
         return self._read(self._producer.health)
 
     def explain(self) -> str:
-        """As `Producer.explain`."""
+        """See `Producer.explain`."""
         return self._read(self._producer.explain)
 
     def __repr__(self) -> str:
@@ -468,7 +470,8 @@ class Blocking(Generic[K, V]):
             self._producer = self._new_producer()  # it was being started
         if self._thread is None:
             return
-        # Kept, because destroying a loop in the child would change the parent's epoll object.
+        # The loop is kept, because destroying it in the child would change the parent's epoll
+        # object.
         _parents.append((self._thread, self._producer))
         self._thread = None
         if self._is_closed:
@@ -488,7 +491,7 @@ _parents: list[object] = []
 
 
 def _close_all() -> None:
-    """Close what is open, all at the same time."""
+    """Close all open objects at the same time."""
     objects = list(_open)
     for one in objects:
         one._begin_close_at_exit()

@@ -114,7 +114,7 @@ class ProducerConfig:
         compression_lz4_level: 1 to 17.
         compression_zstd_level: -131072 to 22.
         topic_profiles: other settings for some topics: a mapping from patterns to `TopicProfile`. A
-            pattern is a topic name in which ``*`` stands for any characters, also none, and ``?``
+            pattern is a topic name in which ``*`` stands for any characters or none, and ``?``
             for one. The first pattern that matches decides. Kept as a tuple of pairs. (Java: none.)
         partitioner_adaptive_partitioning_enable: keyless records favour partitions with short
             queues (KIP-794).
@@ -275,7 +275,7 @@ class ProducerConfig:
 
     @property
     def required_acks(self) -> int:
-        """`acks` as in Produce requests: 0, 1 or -1."""
+        """`acks` in the form of Produce requests: 0, 1 or -1."""
         return -1 if self.acks == "all" else int(self.acks)
 
     @property
@@ -305,7 +305,8 @@ class ProducerConfig:
     @classmethod
     @redacted(ConfigError)
     def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
-        """A configuration from Java's names ("linger.ms") or Python names; values may be strings.
+        """Create a configuration from Java's names ("linger.ms") or Python names; values may be
+        strings.
 
         Raises:
             ConfigError: a key is unknown (the error has the most similar name), is given in both

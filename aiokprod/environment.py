@@ -47,7 +47,7 @@ class Dialer(Protocol):
 
 
 def unix_ms() -> int:
-    """Wall clock in Unix ms; the only place in the package that reads it."""
+    """Wall clock in Unix ms; no other code in the package reads it."""
     return time.time_ns() // 1_000_000
 
 

@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 REJECTED_WITH_BATCH: Final = "rejected because other records of its batch are invalid"
-"""In the error of a record that was only in the same batch as an invalid one (KIP-467)."""
+"""The text in the error of a record that was only in the same batch as an invalid one (KIP-467)."""
 
 
 class KafkaError(Exception):
@@ -100,9 +100,9 @@ class KafkaError(Exception):
         code: row of the error table; None for the default of the class.
         outcome, retriable: None for the value of the code, or of the class if no code is given.
 
-    The properties are read-only, since several tasks may hold the same error: `with_` returns a
-    changed error, `copy` one for another task. Both copy the attributes of the instance without
-    calling `__init__`, so that subclasses may define `__init__` with other arguments.
+    The properties are read-only, because several tasks may hold the same error: `with_` returns a
+    changed error, `copy` an error for another task. Both copy the attributes of the instance
+    without calling `__init__`, so that subclasses may define `__init__` with other arguments.
 
     Errors pickle with their attributes, and with their cause if it is a `KafkaError`; other causes
     are dropped, because not every exception can be pickled. Tracebacks are not pickled.
@@ -151,7 +151,8 @@ class KafkaError(Exception):
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the record can be in the log; NOT_SENT and REJECTED are safe to resend."""
+        """The outcome: whether the record can be in the log. NOT_SENT and REJECTED are safe to
+        resend."""
         return self.__outcome
 
     @property
@@ -186,13 +187,14 @@ class KafkaError(Exception):
         topic: str | None = None,
         partition: int | None = None,
     ) -> Self:
-        """A copy of this error with other values, to be raised in its place.
+        """A copy of this error with other values, to be raised instead of it.
 
         Class, code, other attributes, notes, cause, context and traceback stay the same.
 
         Args:
             message, outcome, retriable: None keeps the value.
-            topic, partition: of the record that failed. A new topic replaces the partition too.
+            topic, partition: topic and partition of the record that failed. A new topic replaces
+                the partition too.
         """
         fresh = self.__clone(topic, partition)
         if message is not None:
@@ -216,7 +218,7 @@ class KafkaError(Exception):
         of all of them alive.
 
         Args:
-            topic, partition: of the task's record, as for `with_`.
+            topic, partition: topic and partition of the task's record; see `with_`.
         """
         fresh = self.__clone(topic, partition)
         fresh.__cause__ = self
@@ -372,7 +374,7 @@ class AuthenticationError(KafkaError):
 
 
 class BrokerError(KafkaError):
-    """A broker answered with an error code; see `.code`."""
+    """A broker responded with an error code; see `.code`."""
 
 
 class AuthorizationError(BrokerError):
@@ -439,7 +441,7 @@ class ForkedProcess(KafkaError):
 class ProducerFailed(KafkaError):
     """A background task of the producer failed with the chained cause; create a new producer.
 
-    `.outcome` is NOT_SENT for records that were in no request; otherwise it is that of the
+    `.outcome` is NOT_SENT for records that no request contained; otherwise it is that of the
     record's last request.
     """
 

@@ -1,4 +1,4 @@
-"""`Finding`: what `Producer.check` found, and what to do about it."""
+"""`Finding`: a problem that `Producer.check` found, and its remedy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 class Severity(enum.Enum):
-    """How serious a finding is.
+    """The severity of a finding.
 
-    ERROR: records cannot be delivered, or not to some partitions. WARNING: they can, but some
-    may fail, or the configuration is risky. INFO: something that is good to know.
+    ERROR: records cannot be delivered, or not to some partitions. WARNING: they can, but some may
+    fail, or the configuration is risky. INFO: useful information.
     """
 
     ERROR = "error"
@@ -26,8 +26,9 @@ class Finding:
         code: identifies the kind of finding; a stable name, such as "topic_missing".
             docs/check.md lists them.
         severity: see `Severity`.
-        subject: what it is about: "b:9092", "broker b:9092 (id 1)", "topic orders".
-        text: what was found.
+        subject: the server, broker or topic concerned: "b:9092", "broker b:9092 (id 1)", "topic
+            orders".
+        text: a description of the problem.
         remedy: what to do about it.
 
     None of the texts contains credentials.

@@ -26,17 +26,17 @@ class ProducerInterceptor(Protocol):
 
     They may send records themselves, with `try_submit` and `submit`.
 
-    An exception of `on_send` that is no `Exception` (KeyboardInterrupt) is raised to the caller,
-    and the record is not sent. One of `on_acknowledgement` is passed to the loop's exception
-    handler.
+    If `on_send` raises a BaseException that is not an Exception (KeyboardInterrupt), it is raised
+    to the caller, and the record is not sent. If `on_acknowledgement` raises one, it is passed to
+    the loop's exception handler.
     """
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         """Return the record to send, the same or a changed one. Runs in the caller's task, before
         serialization; the partition may still be None.
 
-        Not called if the call fails before there is a record: invalid arguments, or a producer that
-        is closed or has failed.
+        It is not called if the call fails before the record is created: invalid arguments, or a
+        producer that is closed or has failed.
         """
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
@@ -44,9 +44,9 @@ class ProducerInterceptor(Protocol):
 
         Args:
             metadata: metadata of a delivered record, else None. (Java: metadata with offset -1.)
-            error: why the record was not delivered, else None. `error.topic` and `error.partition`
-                identify it (the partition is None if none was chosen), and `error.outcome` says
-                whether it can be in the log.
+            error: the error of a record that was not delivered, else None. `error.topic` and
+                `error.partition` identify it (the partition is None if none was chosen), and
+                `error.outcome` says whether it can be in the log.
 
         If the method has a parameter named `headers`, it also gets a tuple of the record's headers
         as a keyword argument, on success and on failure (KIP-512). Declare it as
@@ -67,8 +67,9 @@ class InterceptorChain(InterceptorCalls):
         super().__init__(found, tuple(map(_takes_headers, found)), ProducerRecord)
 
     def check(self, record: ProducerRecord[Any, Any]) -> None:
-        """Raise if an interceptor has returned a record that cannot be sent: its fields were
-        checked when it was made, unless it was made without `__init__`, but not its headers."""
+        """Raise if an interceptor has returned a record that cannot be sent. Its headers were not
+        checked when it was created, and its other fields were not if it was created without
+        `__init__`."""
         ProducerRecord.__post_init__(record)
         _ = record.key, record.value
         record_size_bound(None, None, record.headers)
@@ -85,7 +86,7 @@ def _takes_headers(interceptor: ProducerInterceptor) -> bool:
     """True if `on_acknowledgement` has a parameter `headers`."""
     try:
         parameters = inspect.signature(interceptor.on_acknowledgement).parameters
-    except (TypeError, ValueError):  # of some callables written in C there is no signature
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return False
     found = parameters.get("headers")
     return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)

@@ -1,8 +1,8 @@
 """Hooks for metrics, traces and alerts.
 
 `Observer` is the interface, `Metrics` the built-in observer behind `producer.metrics()`. Hooks are
-called per batch, request or connection, per record only for those that are refused. They see topic
-names and sizes, no keys or values.
+called per batch, request or connection; per record only if the record is refused. They see topic
+names and sizes, but no keys or values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Core(Protocol):
 
 
 class BatchView(Protocol):
-    """The part of a batch that observers may read. Instants are seconds of `loop.time()`."""
+    """The part of a batch that observers may read. Times are seconds of `loop.time()`."""
 
     @property
     def topic_partition(self) -> TopicPartition: ...
@@ -50,7 +50,7 @@ class BatchView(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in a request, header included."""
+        """Size in a request, including the header, in bytes."""
 
     @property
     def plain_size(self) -> int:
@@ -74,27 +74,30 @@ class BatchView(Protocol):
 
     @property
     def created_at(self) -> float:
-        """When its first record was appended."""
+        """The time at which its first record was appended."""
 
     @property
     def sent_at(self) -> float:
-        """When its last attempt was about to be written to a connection; 0 before that."""
+        """The time at which its last attempt was about to be written to a connection; 0 before
+        that."""
 
 
 class Observer:
     """Hooks that do nothing; override the ones you want.
 
-    An observer need not be a subclass: any object with at least one of the hooks will do, and
-    hooks that it lacks are not called. Hooks run on the event loop and must not block. What they
-    raise is logged and otherwise ignored. An observer may also have `configure(config)`, called
-    once by the producer's constructor, and `close()`, called once when the producer is closed.
+    An observer does not have to be a subclass: any object with at least one of the hooks is
+    accepted, and hooks that it lacks are not called. Hooks run on the event loop and must not
+    block. Their exceptions are logged and otherwise ignored. An observer may also have
+    `configure(config)`, called once by the producer's constructor, and `close()`, called once when
+    the producer is closed.
     """
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
         """A Produce request is about to be written to a connection."""
 
     def on_produce_done(self, node_id: int, latency: float) -> None:
-        """A Produce request ended `latency` seconds after it was sent, maybe without a response."""
+        """A Produce request ended `latency` seconds after it was sent, perhaps without a
+        response."""
 
     def on_batch_acknowledged(self, batch: BatchView, now: float) -> None:
         """All records of a batch were delivered."""
@@ -112,8 +115,8 @@ class Observer:
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
         """Records failed and no task was awaiting them. Called once per batch, or per result of
-        `send_many` or `send_table` that was dropped unread: then with the partition of the first
-        failed record (empty topic or -1 if it had none)."""
+        `send_many` or `send_table` that was dropped unread. In the latter case the partition is
+        that of the first failed record (empty topic or -1 if it had none)."""
 
     def on_record_refused(self, error: KafkaError) -> None:
         """A record failed before it was in a batch: no metadata, no memory, too large, not
@@ -125,7 +128,7 @@ class Observer:
 
     def on_admission_wait(self, topic: str, reason: WaitReason, seconds: float) -> None:
         """A call has waited before its record could be appended. Called once for each wait that
-        has suspended the call, also if it ended with an error.
+        has suspended the call, even if it ended with an error.
 
         Args:
             reason: "buffer": memory in the buffer or in the share of a broker; "metadata": the
@@ -142,13 +145,13 @@ class Observer:
         """
 
     def on_throttle(self, node_id: int, seconds: float) -> None:
-        """A broker asked this client to pause (throttle_time_ms)."""
+        """A broker throttles this client (throttle_time_ms)."""
 
     def on_connection_opened(self, node_id: int) -> None:
         """A connection is ready for requests.
 
         Args:
-            node_id: of the broker; negative for bootstrap addresses, and for addresses of
+            node_id: id of the broker; negative for bootstrap addresses, and for addresses of
                 coordinators that the metadata do not list.
         """
 
@@ -172,12 +175,13 @@ _HISTOGRAMS: Final = names("histogram")
 
 
 class Metrics(Observer):
-    """Counters since the start, and histograms, of one producer: what `producer.metrics()` returns.
+    """Counters since the start, and histograms, of one producer: the content of
+    `producer.metrics()`.
 
     Their names and meanings are in the table of docs/monitoring.md.
 
     Attributes:
-        histograms: by name.
+        histograms: the histograms by name.
         errors, refusals, transaction_errors: number by name of the error code or class.
         plugin_errors: number by class and method of the plug-in or observer.
         topics, nodes: counters by topic and broker, at most 1000 each; the others are counted
@@ -187,7 +191,7 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        # Looked up once: each is called for each batch or request.
+        # These are looked up once, because each is called for each batch or request.
         self._batch_size = self.histograms["batch_size_bytes"].add
         self._batch_records = self.histograms["records_per_batch"].add
         self._queue_time = self.histograms["queue_time_s"].add
@@ -324,8 +328,8 @@ def _count(errors: dict[str, int], error: KafkaError, records: int) -> None:
 
 
 class ObserverChain(Observer):
-    """Several observers as one; each may lack hooks. What a hook raises is logged, the first time
-    with its traceback, and affects neither the producer nor the other observers.
+    """Combines several observers, each of which may lack hooks. Exceptions of a hook are logged,
+    the first one with its traceback, and affect neither the producer nor the other observers.
 
     Args:
         on_failure: called with the observer and the name of the hook for each exception.

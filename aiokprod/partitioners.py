@@ -1,9 +1,9 @@
 """Partitioners, which choose the partition of a record.
 
 A partitioner is an object with `partition(...)`, or a callable with the same arguments. It is
-called only for records without a partition, and again for the same record if the call had to wait
-for memory or metadata. It runs in the caller's task, with one snapshot of the cluster, and must not
-block.
+called only for records without a partition. It is called again for the same record if the call had
+to wait for memory or metadata. It runs in the caller's task, with one snapshot of the cluster, and
+must not block.
 
 Source: Java `KafkaProducer.partition`, `Partitioner`, `BuiltInPartitioner` (KIP-794),
 `RoundRobinPartitioner`; librdkafka `rd_kafka_msg_partitioner_consistent_random`.
@@ -103,15 +103,15 @@ class DefaultPartitioner:
     """Java's built-in partitioner: the hash of the key; records without a key stay with one
     partition for about `batch_size` bytes.
 
-    A producer without a custom partitioner does the same in its compiled append, where it switches
-    when a batch is full. This class is for custom partitioners that delegate to it; it cannot see
-    batches and switches after `batch_size` bytes.
+    A producer without a custom partitioner does the same in its compiled append path, where it
+    switches to another partition when a batch is full. This class is for custom partitioners that
+    delegate to it. It does not know the batches, so it switches after `batch_size` bytes.
 
     Args:
         adaptive: prefer partitions with short queues (partitioner_adaptive_partitioning_enable).
         availability_timeout_ms: avoid partitions whose broker has accepted no request for this
             long; 0 turns it off.
-        ignore_keys: treat records with a key like those without.
+        ignore_keys: treat records with a key like records without one.
         rng: random source; seeded in tests.
         batch_size: bytes after which to switch to another partition.
     """
@@ -156,8 +156,8 @@ class DefaultPartitioner:
 
 
 class RoundRobinPartitioner:
-    """Uses the partitions that have a leader in turn, with and without keys; if there is no leader,
-    all partitions in turn."""
+    """Uses the partitions that have a leader in turn, for records with and without keys. If no
+    partition has a leader, it uses all partitions in turn."""
 
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
@@ -215,7 +215,7 @@ class ConsistentRandomPartitioner:
 
 
 class CallablePartitioner:
-    """Makes a plain callable a `Partitioner`."""
+    """Wraps a plain callable as a `Partitioner`."""
 
     def __init__(self, function: Callable[..., int]) -> None:
         self.function = function
@@ -277,8 +277,8 @@ def choose(
 
 
 def calls_of(partitioner: Partitioner) -> Callable[..., Any]:
-    """The function that `choose` calls. Exceptions of the partitioner are the cause of its
-    ConfigError, whose text does not have theirs: that may quote the record."""
+    """The function that `choose` calls. Exceptions of the partitioner become the cause of its
+    ConfigError. Its text does not contain theirs, because that may quote the record."""
     if isinstance(partitioner, CallablePartitioner):
         function: Callable[..., Any] = partitioner.function
     else:

@@ -17,11 +17,11 @@ from aiokprod.records import Header
 class RecordPlugin(Protocol):
     """Called for every record of a producer, and when records have their outcome.
 
-    Methods are synchronous and must not block. What they raise is logged and otherwise ignored;
-    results that are not valid are treated in the same way. Exceptions that are no `Exception`
-    (KeyboardInterrupt) are raised to the caller by `on_append`, whose record is then not sent;
-    those of the other methods are passed to the loop's exception handler. They may send records
-    themselves. A plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
+    Methods are synchronous and must not block. Their exceptions and invalid results are logged and
+    otherwise ignored. If `on_append` raises a BaseException that is not an Exception
+    (KeyboardInterrupt), it is raised to the caller, and the record is not sent; if another method
+    does, it is passed to the loop's exception handler. Methods may send records themselves. A
+    plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
     """
 
     def on_append(
@@ -31,7 +31,7 @@ class RecordPlugin(Protocol):
 
         Returns:
             The headers to send, and a token, or None if the outcome of the record is of no
-            interest. None instead of both means: the same headers, no token.
+            interest. None instead of the pair stands for the same headers and no token.
         """
 
     def on_batch_settled(
@@ -44,13 +44,13 @@ class RecordPlugin(Protocol):
         """Records of a batch have their outcome.
 
         Called once for each batch that has tokens of this plug-in, and separately for each record
-        that the broker has rejected with a separate error. If a batch is split, its parts are
+        that the broker has rejected with a separate error. The parts of a split batch count as
         batches.
 
         Args:
             tokens: (index of the record in the batch, token), by index.
-            base_offset: of the batch; the offset of a record is base_offset + index. None if the
-                records failed or the broker did not return it.
+            base_offset: base offset of the batch; the offset of a record is base_offset + index.
+                None if the records failed or the broker did not return it.
             error: None if the records were acknowledged. `error.outcome` says whether they can be
                 in the log.
         """
@@ -58,13 +58,13 @@ class RecordPlugin(Protocol):
     def on_record_unsent(
         self, topic: str, partition: int | None, token: object | None, error: KafkaError
     ) -> None:
-        """A record ended without a batch: it was refused before it was in one (no metadata, no
-        memory, too large, not serialized, the call was cancelled), or withdrawn from it.
+        """A record was refused before it was in a batch (no metadata, no memory, too large, not
+        serialized, the call was cancelled), or withdrawn from its batch.
 
         Args:
             partition: None if none was chosen.
-            token: None if the record failed before `on_append`. Not called for records for which
-                `on_append` has returned no token.
+            token: None if the record failed before `on_append`. This method is not called for
+                records for which `on_append` has returned no token.
         """
 
 

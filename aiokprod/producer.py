@@ -87,12 +87,12 @@ class Producer(Generic[K, V]):
         async with Producer(bootstrap_servers="localhost:9092") as producer:
             metadata = await producer.send("topic", b"value", key=b"key")
 
-    Settings are keyword arguments or a ready `ProducerConfig`; behaviour is passed as objects.
-    Any number of tasks of one loop can share a producer, which makes batches larger. The
-    constructor opens no connections; `start`, `async with` or the first send does.
+    Settings are keyword arguments or a `ProducerConfig`; behaviour is passed as objects. Any number
+    of tasks of one loop can share a producer, which makes batches larger. The constructor opens no
+    connections; `start`, `async with` or the first send does.
 
     Args:
-        config: settings; or give them as keywords, see `ProducerConfig`.
+        config: the settings; or pass them as keywords, see `ProducerConfig`.
         key_serializer, value_serializer: `Serializer` objects or callables; None expects bytes.
         partitioner: `Partitioner` or callable, which may be called more than once for a record;
             None for Kafka's built-in partitioner (murmur2 of the key; sticky for records without a
@@ -104,14 +104,14 @@ class Producer(Generic[K, V]):
 
     Raises:
         ConfigError: a setting is unknown, invalid or in conflict with another one; the message
-            names it and says what to change.
+            names it and how to fix it.
 
     All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
     Source: Java `KafkaProducer`.
     """
 
-    # The serializers determine the types of keys and values; without one they are bytes. Settings
-    # are keywords, or all in a `ProducerConfig`.
+    # The serializers determine the types of keys and values, which are bytes without a serializer.
+    # Settings are keywords, or all in a `ProducerConfig`.
     @overload
     def __init__(
         self: Producer[bytes, bytes],
@@ -351,17 +351,19 @@ class Producer(Generic[K, V]):
     async def check(
         self, topics: Iterable[str] = (), *, timeout: float = 15.0
     ) -> tuple[Finding, ...]:
-        """Look for what would keep records from being delivered, over separate connections.
+        """Look for problems that would prevent records from being delivered, over separate
+        connections.
 
         Checks each bootstrap server (name, every address, TLS, SASL, versions), each broker of the
         cluster at the address that it advertises, and the topics: existence, permission to write,
         leaders, acks against replicas and min.insync.replicas, batch_size and max_request_size
-        against max.message.bytes. Sends no record and creates no topic. The producer need not be
-        started.
+        against max.message.bytes. Sends no record and creates no topic. The producer does not have
+        to be started.
 
         Args:
-            topics: names of the topics that records will be sent to.
-            timeout: limit of the check, seconds above 0. What is not checked in time is a finding.
+            topics: names of the topics to which records will be sent.
+            timeout: limit of the check in seconds, greater than 0. Anything that is not checked in
+                time is a finding.
 
         Returns:
             The findings, errors first; empty if nothing was found. docs/check.md lists them.
@@ -375,7 +377,7 @@ class Producer(Generic[K, V]):
         names = checked_topics("check", topics)
         check_timeout("check", timeout, zero=False)
         self._lifecycle.check_loop_and_process(running=True)
-        from aiokprod._client.check import check as run_check  # seldom needed, slow to import
+        from aiokprod._client.check import check as run_check  # rarely needed, slow to import
 
         return await run_check(self._config, self._environment, names, timeout)
 
@@ -418,7 +420,8 @@ class Producer(Generic[K, V]):
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """The result of `close`, also of that at the end of ``async with``; None until it ends."""
+        """The result of `close`, including the one at the end of ``async with``; None until it
+        ends."""
         return self._lifecycle.drain_report
 
     def __del__(self) -> None:
@@ -444,7 +447,7 @@ class Producer(Generic[K, V]):
         Args:
             topic: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``.
             value: None is a tombstone on compacted topics.
-            key: decides the partition; None is no key.
+            key: decides the partition; None stands for no key.
             partition: 0 to 2³¹-1, or None to let the partitioner choose.
             timestamp_ms: Unix time in ms, or None for now.
             headers: (name, bytes or None) pairs, sent in this order.
@@ -514,8 +517,8 @@ class Producer(Generic[K, V]):
             ...
 
     else:
-        # A compiled function, so that a call has no Python frame. It uses `_appender` and
-        # `_submit_slowly`.
+        # `submit` is a compiled function, so that a call has no Python frame. It uses `_appender`
+        # and `_submit_slowly`.
         submit = append.submit
 
     def _submit_slowly(self, *fields: Any) -> Awaitable[Delivery]:
@@ -534,13 +537,13 @@ class Producer(Generic[K, V]):
     ) -> Delivery:
         """Append one record to a batch without waiting; for synchronous code on the event loop.
 
-        Arguments as `send`; `on_delivery` as `submit`.
+        For the arguments, see `send`; for `on_delivery`, see `submit`.
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it is being fetched.
             SchemaMissing: the id of a serializer's schema is not known yet; it is being fetched.
             BufferFull: buffer_memory is exhausted.
-            Others: as `send`.
+            Others: see `send`.
         """
         runtime = self._lifecycle.accepting()
         if on_delivery is not None:
@@ -566,20 +569,21 @@ class Producer(Generic[K, V]):
     ) -> Future[RecordMetadata]:
         """Send one record from another thread, such as that of a ``def`` endpoint.
 
-        As `asyncio.run_coroutine_threadsafe` with `send`, but records that arrive together are
-        passed to the loop together, so many threads fill batches. Arguments as `send`; key, value
-        and headers must not be changed before the record has its outcome. Serializers,
-        interceptors and plug-ins are called on the event loop, in a copy of the caller's context.
+        Like `asyncio.run_coroutine_threadsafe` with `send`, but records that arrive together are
+        passed to the loop together, so that the records of many threads share batches. For the
+        arguments, see `send`; key, value and headers must not be changed before the record has its
+        outcome. Serializers, interceptors and plug-ins are called on the event loop, in a copy of
+        the caller's context.
 
         Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then it
         waits for up to max_block_ms. The records of a thread to one topic keep their order.
 
-        A transaction has all records whose call ended before its commit was called; if one of them
-        fails, the commit does.
+        A transaction contains all records whose call returned before its commit was called. If one
+        of them fails, the commit fails.
 
         Returns:
             A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or
-            raises its error, as `send` does; a timeout ends the wait only. `cancel()` withdraws
+            raises its error, like `send`; a timeout only ends the wait. `cancel()` withdraws
             the record if its batch has not been closed for sending. A failure that is never
             retrieved is logged and counted in records_unretrieved. On the event loop `result()`
             of a record without an outcome raises WrongLoop.
@@ -643,7 +647,7 @@ class Producer(Generic[K, V]):
             aborted.
 
         Raises:
-            ConfigError: columns differ in length, or the arguments fit neither form.
+            ConfigError: columns differ in length, or the arguments match neither form.
             SerializationError, ConfigError: every record of the call has a wrong type: a key or
                 value that the serializer does not accept (without one: not bytes), or an entry that
                 is not a ProducerRecord. The error is that of the first record; nothing was sent.
@@ -692,7 +696,7 @@ class Producer(Generic[K, V]):
             table: an object with ``__arrow_c_array__`` or ``__arrow_c_stream__``: a pyarrow
                 RecordBatch, Table or RecordBatchReader, a polars DataFrame, a duckdb result.
             value_column: binary or string; null is a tombstone. Required.
-            key_column: binary or string; null is no key.
+            key_column: binary or string; null stands for no key.
             headers_column: list<struct<key: string, value: binary>> or map<string, binary>; null
                 means no headers, a null value is a header without a value.
             timestamp_column: timestamp of any unit, truncated to ms, or integer of Unix ms; null
@@ -788,16 +792,17 @@ class Producer(Generic[K, V]):
         """``async with producer.transaction() as txn``: commit at the end, abort on an exception.
 
         Args:
-            timeout: seconds for each of begin, offsets, commit and abort; None is max_block_ms.
+            timeout: seconds for each of begin, offsets, commit and abort; None stands for
+                max_block_ms.
 
-        Raises (on entry and exit): as `begin_transaction`, `commit_transaction` and
+        Raises (on entry and exit): see `begin_transaction`, `commit_transaction` and
         `abort_transaction`; see `Transaction`.
         """
         check_timeout("transaction", timeout)
         return Transaction(self._transactions, timeout)
 
     async def begin_transaction(self, timeout: float | None = None) -> None:
-        """Open a transaction. Records sent from now on belong to it.
+        """Begin a transaction. Records sent from now on belong to it.
 
         Waits for the producer id, and for the end of an earlier commit or abort that timed out.
 
@@ -825,7 +830,7 @@ class Producer(Generic[K, V]):
                 transaction may be committed.
             TransactionError: no transaction is open, or another call is in progress.
 
-        Cancellation: only the wait ends, as after a timeout.
+        Cancellation: only the wait ends, like after a timeout.
         """
         await self._transactions.end(commit=True, timeout=timeout)
 
@@ -834,14 +839,14 @@ class Producer(Generic[K, V]):
 
         Raises:
             KafkaTimeout: no definite response yet; call it again, or begin the next transaction.
-            Others: as `commit_transaction`.
+            Others: see `commit_transaction`.
 
         Cancellation: stops waiting only.
         """
         await self._transactions.end(commit=False, timeout=timeout)
 
     async def prepare_transaction(self) -> tuple[int, int, bool]:
-        """Leave the open transaction to another process, which ends it with EndTxn.
+        """Prepare the open transaction so that another process can end it with EndTxn.
 
         For integrations such as the Spark sink. Flush first. Afterwards the producer accepts no
         more records, and closing it does not abort the transaction.
@@ -868,13 +873,13 @@ class Producer(Generic[K, V]):
                 list of ``TopicPartition``.
             group_metadata: a `GroupMetadata`, the started ``AIOKafkaConsumer``, confluent-kafka's
                 ``consumer.consumer_group_metadata()``, or a group id (which protects less).
-            timeout: seconds; None is max_block_ms.
+            timeout: seconds; None stands for max_block_ms.
 
         Raises:
             ConfigError: an argument has another type, or an offset is out of range.
             AbortableTransactionError: the coordinator rejected it, e.g. after a rebalance.
             KafkaTimeout: no response yet; `commit_transaction` waits for it.
-            Others: as `commit_transaction`.
+            Others: see `commit_transaction`.
 
         Cancellation: stops waiting only.
         """
@@ -890,7 +895,8 @@ class Producer(Generic[K, V]):
         """Run ``await function(txn)`` in a transaction and return its result. If the transaction
         was aborted because of a transient error, repeat it up to `retries` times.
 
-        It is not repeated after a commit with unknown outcome, which could duplicate all records.
+        It is not repeated after a commit with an unknown outcome, because that could duplicate all
+        records.
 
         Raises: the exceptions of the function and of `transaction`.
         """
@@ -907,7 +913,7 @@ class Producer(Generic[K, V]):
         """The topic's partitions and leaders; waits for metadata up to max_block_ms.
 
         Raises:
-            MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            MetadataTimeout, InvalidTopic, AuthorizationError: see `send`.
         """
         validate_topic(topic)
         runtime = self._lifecycle.usable()
@@ -935,7 +941,7 @@ class Producer(Generic[K, V]):
         max_block_ms.
 
         Raises:
-            MetadataTimeout, InvalidTopic, AuthorizationError: as `send`.
+            MetadataTimeout, InvalidTopic, AuthorizationError: see `send`.
             SerializationError: a serializer cannot be prepared, for instance because the Schema
                 Registry does not have its schema.
             AuthenticationError: a broker rejected the credentials.
@@ -967,10 +973,10 @@ class Producer(Generic[K, V]):
             by: with "topic" the result also has `topics`, a dict by topic, and with "node" `nodes`,
                 a dict by node id, each of the metrics of that topic or broker. At most 1000 topics
                 and brokers are counted separately; the others are together under "(other)" and -1.
-                -1 also stands for addresses that are no brokers of the metadata.
+                -1 also stands for addresses that are not brokers of the metadata.
 
         Raises:
-            ConfigError: `by` contains something else.
+            ConfigError: `by` contains another value.
         """
         return collect_metrics(self._metrics, self._lifecycle.runtime, by)
 
@@ -980,8 +986,9 @@ class Producer(Generic[K, V]):
         return health(lifecycle.runtime, closed=lifecycle.closed or lifecycle.forked)
 
     def explain(self) -> str:
-        """The situation as text for humans: what waits for which broker and why, the connections,
-        the settings that differ from the defaults and risky combinations. Contains no secrets."""
+        """The state of the producer as text for humans: the waiting records and calls with their
+        brokers and reasons, the connections, the settings that differ from the defaults and risky
+        combinations. Contains no secrets."""
         lifecycle = self._lifecycle
         closed = lifecycle.closed or lifecycle.forked
         return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
@@ -989,7 +996,7 @@ class Producer(Generic[K, V]):
     if not TYPE_CHECKING:  # type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Called for names that do not exist only."""
+            """Called only for names that do not exist."""
             raise AttributeError(no_such_attribute(name), name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:
@@ -1004,7 +1011,7 @@ class Producer(Generic[K, V]):
         return f"<Producer {self._client_id} {state}>"
 
 
-# Frameworks that run plain functions in threads then await `submit` on the loop.
+# With this mark, frameworks that run plain functions in threads await `submit` on the loop.
 if sys.version_info >= (3, 12):
     inspect.markcoroutinefunction(append.submit)
 else:

@@ -96,8 +96,8 @@ class TopicDrain:
     """The records of one topic that had no outcome when `close()` was called.
 
     Attributes:
-        delivered: number of those that were acknowledged since.
-        not_sent, rejected, unknown: number of those that failed, by `Outcome`.
+        delivered: number of records that were acknowledged since.
+        not_sent, rejected, unknown: number of records that failed, by `Outcome`.
     """
 
     topic: str
@@ -108,7 +108,7 @@ class TopicDrain:
 
     @property
     def failed(self) -> int:
-        """Number of records that failed, whatever their outcome."""
+        """Number of records that failed, with any outcome."""
         return self.not_sent + self.rejected + self.unknown
 
     def __str__(self) -> str:

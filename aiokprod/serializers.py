@@ -44,7 +44,7 @@ class Serializer(Protocol[T_contra]):
 
 
 Returned: TypeAlias = bytes | bytearray | memoryview | None
-"""What a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
+"""The types that a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
 
 SerializerOf: TypeAlias = (
     Serializer[T_contra]
@@ -54,7 +54,7 @@ SerializerOf: TypeAlias = (
 """The types that the settings key_serializer and value_serializer accept, for type checkers."""
 
 AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
-"""As `SerializerOf`, at run time: results are checked when it is called."""
+"""Like `SerializerOf`, but used at run time: results are checked with each call."""
 
 
 class SerializerProblem(Exception):
@@ -89,7 +89,7 @@ class PendingSchema(ABC):
 
     @abstractmethod
     def missing(self) -> SchemaMissing:
-        """The error of a call that cannot wait."""
+        """Return the error for a call that cannot wait until the id is known."""
 
 
 _TOO_LONG: Final = "it had not finished when max_block_ms, or the timeout of send, had passed"
@@ -127,7 +127,7 @@ class StringSerializer:
         return self._encode(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """What the core calls: no list of headers is made for it."""
+        """The serializer that the core calls without creating a list of headers."""
         return BoundSerializer(self, field, self._encode, "StringSerializer", takes_topic=False)
 
     def _encode(self, data: str) -> bytes:
@@ -137,8 +137,8 @@ class StringSerializer:
 
 
 class IntSerializer:
-    """Encodes int as big-endian two's complement of 4 or 8 bytes, as Java's `IntegerSerializer` and
-    `LongSerializer` do.
+    """Encodes int as big-endian two's complement of 4 or 8 bytes, like Java's `IntegerSerializer`
+    and `LongSerializer`.
 
     Raises:
         ConfigError: `size` is neither 4 nor 8.
@@ -160,25 +160,26 @@ class IntSerializer:
 class JsonSerializer:
     """Encodes objects as JSON text in UTF-8.
 
-    Besides what `json.dumps` accepts: dataclasses, pydantic models, attrs classes, msgspec structs,
-    enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`, sets, bytes (base64), and
-    scalars and arrays of numpy. docs/configuration.md has the form of each. NaN and infinite
-    numbers become null. Every backend makes the same JSON value of a document, or refuses it;
-    the text of floats (`1e+16`, `1e16`) depends on the backend.
+    Accepts what `json.dumps` accepts, and also dataclasses, pydantic models, attrs classes, msgspec
+    structs, enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`, sets, bytes (encoded
+    as base64), and numpy scalars and arrays. docs/configuration.md describes the encoding of each
+    type. NaN and infinite numbers are encoded as null. All backends encode an object to the same
+    JSON value or raise an error; only the text of floats (`1e+16`, `1e16`) and the order of sorted
+    keys that are not `str` depend on the backend.
 
     Args:
         backend: "json" (the standard library), "orjson", "msgspec" (both in the extra
             `aiokprod[json]`), or "auto", the first of orjson, msgspec and json that is installed
             and has the options.
-        default: called with an object of any other type; returns one that can be encoded. May be
-            called twice for the same object.
+        default: called with an object of any other type; returns an object that can be encoded. May
+            be called twice for the same object.
         sort_keys: sort the keys of objects.
-        ensure_ascii: escape characters that are not ASCII. This and the arguments below need
-            "json".
-        indent: as in `json.dumps`.
-        separators: as in `json.dumps`, by default without spaces.
-        allow_nan: write NaN and infinite numbers as `json.dumps` does (True), which is not JSON,
-            or refuse them (False), instead of null.
+        ensure_ascii: escape characters that are not ASCII. This argument and those below require
+            the backend "json".
+        indent: see `json.dumps`.
+        separators: see `json.dumps`; by default without spaces.
+        allow_nan: if True, write NaN and infinite numbers as `json.dumps` does, which is not valid
+            JSON; if False, raise an error; if None, write null.
 
     Raises:
         ConfigError: the backend is unknown, not installed, or lacks an option.
@@ -238,7 +239,7 @@ class JsonSerializer:
 
         Raises:
             TypeError: an object has no JSON form.
-            Exception: from `default`, or for instance UnicodeEncodeError.
+            Exception: an exception of `default`, or for instance UnicodeEncodeError.
         """
         encode, arguments = self._encode
         try:
@@ -247,8 +248,8 @@ class JsonSerializer:
             return self._encode_plain(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """A serializer for the core that calls the backend directly, and this object only for
-        documents that the backend refuses."""
+        """A serializer for the core. It calls the backend directly, and this object only for
+        documents that the backend cannot encode."""
         encode, arguments = self._encode
         return BoundSerializer(
             self,
@@ -264,7 +265,8 @@ class JsonSerializer:
         return self._text(data).encode()
 
     def _encode_plain(self, data: Any) -> bytes:
-        """Encode a document that the backend refused. Slower, the same for all backends."""
+        """Encode a document that the backend cannot encode. This is slower, and the same for all
+        backends."""
         try:
             return self._encode_text(plain(data, self._default, keep_nan=self._keep_nan))
         except Unsupported as error:
@@ -303,13 +305,14 @@ class BoundSerializer(FieldSerializer):
     async def finish(
         self, topic: str, data: Any, awaitable: Awaitable[Any], deadline: float
     ) -> Serialized:
-        """The bytes of `data`, for which the serializer returned an awaitable. At `deadline` (loop
-        time) that is cancelled.
+        """The bytes of `data`, for which the serializer returned an awaitable. The awaitable is
+        cancelled at `deadline` (loop time).
 
         Raises:
-            SerializationError: as when the serializer is called.
+            SerializationError: the same errors as for the call of the serializer.
         """
-        # Not within `try`: a signal handler may raise in this call, and `limit` must exist there.
+        # This is not within `try`: a signal handler may raise in this call, and `limit` must exist
+        # there.
         limit = asyncio.timeout_at(deadline)
         try:
             async with limit:
@@ -333,7 +336,7 @@ class BoundSerializer(FieldSerializer):
         warm = getattr(self.serializer, "warm", None)
         if not callable(warm):
             return
-        limit = asyncio.timeout_at(deadline)  # not within `try`, as in `finish`
+        limit = asyncio.timeout_at(deadline)  # not within `try`, see `finish`
         try:
             async with limit:
                 await warm(topic)
@@ -342,7 +345,7 @@ class BoundSerializer(FieldSerializer):
             raise self._error(topic, "cannot be prepared", cause) from error
 
     def asynchronous_error(self, result: Awaitable[Any]) -> ConfigError | WouldBlock:
-        """The error of a call that cannot wait for an awaitable, which is closed if possible."""
+        """The error for a call that cannot wait for an awaitable, which is closed if possible."""
         if isinstance(result, PendingSchema):
             return result.missing()
         if inspect.iscoroutine(result):
@@ -353,7 +356,8 @@ class BoundSerializer(FieldSerializer):
         )
 
     def checked(self, topic: str, data: Any, result: Any) -> bytes | Awaitable[Any]:
-        """A result of the serializer other than plain bytes and None; see `FieldSerializer`."""
+        """Check a result that is neither plain bytes nor None. Return its bytes, or the awaitable;
+        raise `SerializationError` for any other type. See `FieldSerializer`."""
         as_bytes = self._as_bytes(result)
         if as_bytes is not None:
             return as_bytes
@@ -411,7 +415,7 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
             f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
         )
     if type(serializer) is JsonSerializer or type(serializer) is StringSerializer:
-        # Not a derived class, which may define another `serialize`.
+        # This excludes derived classes, which may define another `serialize`.
         return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):

@@ -40,8 +40,8 @@ class TopicProfile:
             `buffer_memory`; 0 sends records one by one.
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
         compression_level: level of the codec, in the range of ``compression_gzip_level``,
-            ``compression_lz4_level`` or ``compression_zstd_level``; None is the producer's level of
-            that codec.
+            ``compression_lz4_level`` or ``compression_zstd_level``; None stands for the producer's
+            level of that codec.
         delivery_timeout_ms: from the opening of a record's batch to its outcome, in milliseconds;
             at least `linger_ms` + the producer's `request_timeout_ms`.
 
@@ -65,7 +65,7 @@ class TopicProfile:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object]) -> Self:
-        """A profile from Java's names ("linger.ms") or Python names; values may be strings.
+        """Create a profile from Java's names ("linger.ms") or Python names; values may be strings.
 
         Raises:
             ConfigError: it is not a mapping, a key is unknown or given in both spellings, or a

@@ -58,7 +58,7 @@ def submitting(make: Callable[[], Any]) -> Send:
 
 
 def same(value: Any) -> Send:
-    """As `submitting`, with one object, so that making it is not measured."""
+    """Like `submitting`, but with one object, so that creating it is not measured."""
 
     async def send(producer: Producer[Any, Any]) -> None:
         for _ in range(GROUP):

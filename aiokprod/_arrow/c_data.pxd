@@ -42,13 +42,13 @@ cdef struct ArrowArrayStream:
 
 
 cdef enum:
-    # What a column is made of.
+    # The storage types of a column.
     ABSENT = 0
     OFFSETS32 = 1
     OFFSETS64 = 2
     FIXED = 3
     VIEW = 4
-    # What a cell is, besides its size.
+    # Results for a cell other than its size.
     NULL_CELL = -1
     BAD_CELL = -2
 
@@ -145,7 +145,7 @@ cdef inline int64_t load64(const char* p) noexcept nogil:
 
 
 cdef inline bint int_cell(const IntColumn* column, int64_t row, int64_t* out) noexcept nogil:
-    """False if the cell is null; unsigned 64-bit numbers above 2⁶³-1 come out negative."""
+    """False if the cell is null; unsigned 64-bit numbers above 2⁶³-1 become negative."""
     cdef const char* p = column.data
     cdef int16_t x
     cdef int kind = column.kind
@@ -172,7 +172,7 @@ cdef inline bint int_cell(const IntColumn* column, int64_t row, int64_t* out) no
 
 cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
                                const char** data) noexcept nogil:
-    """Size of the cell and where it is; NULL_CELL, or BAD_CELL if the table is damaged there."""
+    """Size and address of the cell; NULL_CELL, or BAD_CELL if the table is damaged there."""
     cdef int kind = column.kind
     cdef int64_t start, size, block
     if column.plain is not NULL:
@@ -238,7 +238,7 @@ cdef inline bint is_utf8(const char* text, int64_t size) noexcept nogil:
         more = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
         if end - p < more:
             return False
-        # Not longer than needed, no surrogates, nothing above U+10FFFF.
+        # Reject overlong forms, surrogates and code points above U+10FFFF.
         least = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
         most = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
         if p[0] < least or p[0] > most:
@@ -270,7 +270,8 @@ cdef inline bint list_cell(const ListColumn* column, int64_t row, int64_t* start
 
 cdef inline bint time_cell(const IntColumn* column, int64_t multiplier, int64_t divisor,
                            int64_t row, int64_t* out) noexcept nogil:
-    """Milliseconds, rounded down; False if the cell is null. Out of range comes out negative."""
+    """Milliseconds, rounded down; False if the cell is null. A time out of range becomes
+    negative."""
     cdef int64_t x
     if not int_cell(column, row, &x):
         return False

@@ -350,7 +350,7 @@ cdef class Chunk:
 
     cdef int release(self) noexcept:
         # The array is moved first: the release callback may be Python code, in which this chunk may
-        # be closed again, also by another thread.
+        # be closed again, even by another thread.
         cdef ArrowArray array = self.array
         self.array.release = NULL
         self.layout = None
@@ -503,7 +503,7 @@ cdef class Stream:
         self.release()
 
     cdef int release(self) noexcept:
-        # The stream is moved first, as in `Chunk.release`.
+        # The stream is moved first, for the reason in `Chunk.release`.
         cdef ArrowArrayStream stream = self.stream
         self.stream.release = NULL
         if stream.release is not NULL:
@@ -572,8 +572,8 @@ cdef class Stream:
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """Refuse to make an instance. It is the `tp_new` that other modules and subclasses find; this
-    module calls Cython's function directly."""
+    """Raise an error instead of creating an instance. Other modules and subclasses find this
+    function as `tp_new`; this module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "chunks and streams come from open_table")
     return NULL
 

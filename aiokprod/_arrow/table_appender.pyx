@@ -3,7 +3,7 @@
 
 The row loop takes the steps of the append path (`_core/append.pxd`), but reads Arrow buffers
 instead of Python objects. It stops at a row that needs a decision, which is left to the caller. It
-holds the GIL: to release and acquire it for every batch would cost more than other threads gain.
+holds the GIL: releasing and acquiring it for every batch would cost more than other threads gain.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`; Arrow columnar format.
 """
@@ -66,8 +66,8 @@ cdef class TableAppender:
         """Append rows, beginning with number `start`, until all are appended, the memory is used up
         or the time slice is over.
 
-        `topic` None means that of the topic column. Returns the first row that was not appended: it
-        waits for memory or the next slice, or needs the slow path.
+        If `topic` is None, each row goes to the topic in the topic column. Returns the first row
+        that was not appended: it has to wait for memory or the next slice, or needs the slow path.
         """
         if chunk.layout is None:
             raise ValueError("the chunk is closed, or not bound to a layout")
@@ -85,7 +85,7 @@ cdef class TableAppender:
         return self.run(chunk, topic, start)
 
     def append_objects(self, Chunk chunk not None, str topic, Py_ssize_t start):
-        """As `append`, but each row becomes Python objects and is appended like a single record,
+        """Like `append`, but each row becomes Python objects and is appended like a single record,
         whose key and value are converted by the serializers.
 
         Returns what `Appender.try_append` returns for the first row that was not appended; None at
@@ -112,7 +112,7 @@ cdef class TableAppender:
             if result is not True:
                 return result
             i += 1
-            # The time that a serializer takes is not known: read the clock after each call.
+            # A serializer can take any time: read the clock after each call.
             if self.appender.yield_queue.slice_over():
                 break
         return None

@@ -1,4 +1,4 @@
-"""Reads records from files and standard input, in blocks that know their place."""
+"""Reads records from files and standard input, in blocks with their positions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROWS: Final = 10_000
 
 
 class InputError(Exception):
-    """The input cannot be read or is not in the format; the text names the place."""
+    """The input cannot be read or is not in the format; the text names the position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block ends.
+    """The position in the input at which a block ends.
 
     Attributes:
         file: name of the file, "-" for standard input.
@@ -79,8 +79,8 @@ def blocks(options: Namespace) -> Iterator[Block]:
 
 
 def _standard_input() -> BinaryIO:
-    # Unbuffered: the thread that reads may be blocked when the interpreter ends, which aborts if
-    # the lock of a buffer is held.
+    # The file has no buffer: the thread that reads it may still be blocked when the interpreter
+    # exits, and the interpreter aborts if that thread holds the lock of a buffer.
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 
@@ -139,9 +139,10 @@ def _lines(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 
 def _split(file: BinaryIO, end: bytes) -> Iterator[tuple[list[bytes], int]]:
-    """Lists of lines, and the bytes that they are from. The last line needs no end."""
+    """Yield lists of lines, each with the number of bytes that they take in the file. The last line
+    may lack `end`."""
     rest = b""
-    while data := file.read(BLOCK):  # of a pipe: what it has
+    while data := file.read(BLOCK):  # reads what a pipe has now
         *lines, rest = (rest + data).split(end)
         if lines:
             yield lines, sum(map(len, lines)) + len(lines) * len(end)
@@ -162,7 +163,7 @@ def _raw(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 
 def _jsonl(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
-    """Every line is checked and sent as it is."""
+    """Check every line and send it unchanged."""
     total = position = 0
     fixed = options.key.encode() if options.key is not None else None
     for lines, size in _split(file, b"\n"):
@@ -242,7 +243,8 @@ def _rows(
 
 
 class _Counted(io.RawIOBase):
-    """Counts the bytes that were read, which may be a buffer more than were used."""
+    """Counts the bytes that were read. They may include one buffer of bytes that are not used
+    yet."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -257,7 +259,7 @@ class _Counted(io.RawIOBase):
         return data
 
     def read1(self, size: int = -1) -> bytes:
-        """As `read`; `TextIOWrapper` calls it."""
+        """See `read`. Called by `TextIOWrapper`."""
         return self.read(size)
 
 

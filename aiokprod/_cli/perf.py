@@ -17,18 +17,18 @@ from aiokprod.producer import Producer
 from aiokprod.records import RecordMetadata
 
 SLICE_S: Final = 0.001
-"""How often records that are due are submitted, with a rate."""
+"""With a rate, the interval in seconds at which the records that are due are submitted."""
 WINDOW: Final = 10_000
 """Records of a window, without a rate."""
 SAMPLED: Final = 100
-"""One record of so many has its latency measured, without a rate."""
+"""Without a rate, the latency of one record out of this number is measured."""
 QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
 
 
 @dataclass(slots=True)
 class PerfReport:
-    """What was measured. Latencies in ms: from the instant at which a record was due (with a rate)
-    or submitted (without a rate; of one record of 100) to its outcome."""
+    """The result of a measurement. Latencies are in ms, from the time at which a record was due
+    (with a rate) or submitted (without a rate; one record out of 100) to its outcome."""
 
     sent: int
     failed: dict[str, int]
@@ -41,7 +41,7 @@ class PerfReport:
 
     @property
     def ok(self) -> bool:
-        """No record failed."""
+        """True if no record failed."""
         return not self.failed
 
     def as_dict(self) -> dict[str, Any]:
@@ -147,8 +147,8 @@ class PerfRun:
         return sent
 
     async def _unpaced(self, began: float) -> int:
-        """Submit as fast as the producer takes records, in windows of which two are on their way,
-        and await the handle of every record. One record of `SAMPLED` has a callback."""
+        """Submit as fast as the producer accepts records, in windows of which two are pending, and
+        await the handle of every record. One record out of `SAMPLED` has a callback."""
         options, submit = self._options, self._producer.submit
         topic, value = options.topic, bytes(options.size)
         end = began + options.duration

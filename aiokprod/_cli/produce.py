@@ -29,21 +29,21 @@ READ_AHEAD: Final = 16
 SHOWN_ERRORS: Final = 10
 """Failed records that are described one by one."""
 LATE_S: Final = 1.0
-"""What `close` may take after the drain, seconds."""
+"""Seconds that `close` may take after the drain."""
 
 
 @dataclass(slots=True)
 class ProduceReport:
-    """What is known at the end.
+    """The result of a run.
 
     Attributes:
         acknowledged: number of records in the log.
         failed: number of failed records by outcome: not_sent, rejected, unknown.
-        bytes: of the values of acknowledged records' calls.
+        bytes: size of the values in calls whose records were acknowledged.
         seconds: from the first read to the last outcome.
-        complete_to: the last place up to which every record is acknowledged; None if there is
+        complete_to: the last position up to which every record is acknowledged; None if there is
             none.
-        errors: place and error of the first failed records.
+        errors: positions and errors of the first failed records.
         problem: why the input was not read to its end; None if it was.
         interrupted: the signal that ended the run, or None.
     """
@@ -59,7 +59,7 @@ class ProduceReport:
 
     @property
     def ok(self) -> bool:
-        """Every record of the whole input was acknowledged."""
+        """True if every record of the whole input was acknowledged."""
         return not self.failed and self.problem is None and self.interrupted is None
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class ProduceRun:
         self.report = ProduceReport()
 
     def interrupt(self, number: signal.Signals) -> None:
-        """Read and append no more; wait for what is on its way."""
+        """Read and append no more records; wait for the outcomes of those already appended."""
         self.report.interrupted = number.name
         self._stop.set()
         if self._call is not None:
@@ -269,8 +269,8 @@ class ProduceRun:
         )
 
     async def _drained(self, progress: BulkProgress) -> BulkResult | None:
-        """The outcomes of what had been appended when the signal came; what has none within
-        `--drain` seconds fails."""
+        """The outcomes of the records that had been appended when the signal arrived. Records
+        without an outcome after `--drain` seconds fail."""
         if progress.position == 0:
             return None
         try:
@@ -302,7 +302,8 @@ class ProduceRun:
 
 
 def place_of(taken: Sequence[Block], position: int) -> Place:
-    """The place of a record: file and number; the byte after it if it ends a block."""
+    """The position of a record: file and number, and the byte after it if it is the last of a
+    block."""
     for block in taken:
         if position < block.count:
             number = block.end.records - block.count + position + 1
@@ -324,7 +325,7 @@ def headers_of(options: Namespace) -> list[tuple[str, bytes]]:
 
 
 def total_bytes(options: Namespace) -> int | None:
-    """Size of all files; None if it is unknown, or not that of the values."""
+    """Size of all files; None if it is unknown or differs from that of the values."""
     if options.format in ("parquet", "csv") or not options.files or "-" in options.files:
         return None
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A line of progress on a terminal."""
+"""A progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ INTERVAL: Final = 0.2
 
 
 class ProgressLine:
-    """Rate and remaining time on standard error; nothing if that is not a terminal.
+    """Shows the rate and the remaining time on standard error if that is a terminal.
 
     Args:
-        total: bytes to send; None if unknown, then there is no remaining time.
+        total: bytes to send; None if unknown. Then no remaining time is shown.
         quiet: never write.
     """
 

@@ -58,7 +58,7 @@ def config_of(options: Namespace, **more: Any) -> ProducerConfig:
     """The configuration for the options of a command.
 
     Args:
-        more: settings that the command itself makes.
+        more: settings that the command itself sets.
 
     Raises:
         ConfigError: a setting is unknown or invalid, or there are no bootstrap servers.

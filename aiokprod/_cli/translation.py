@@ -9,7 +9,7 @@ from aiokprod._config.foreign_names import KAFKA_PYTHON, VALUES, dotted
 from aiokprod.errors import ConfigError
 
 _NUMBERS: Final = ("_ms", "_size")
-"""Ends of the names of aiokafka's arguments that are whole numbers."""
+"""Suffixes of the names of aiokafka's integer arguments."""
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Translation:
     Attributes:
         settings: for `ProducerConfig.from_mapping`.
         arguments: other arguments of `Producer`, as Python text.
-        remarks: what has no effect, and where behaviour differs.
+        remarks: settings without effect, and differences in behaviour.
     """
 
     settings: dict[str, Any] = field(repr=False)
@@ -67,7 +67,7 @@ def _aiokafka(mapping: dict[str, Any]) -> Translation:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """A value of a .properties file with the type that aiokafka's argument has."""
+    """Convert a value of a .properties file to the type of aiokafka's argument."""
     if not isinstance(value, str):
         return value
     if name == "enable_idempotence" and value.lower() in ("true", "false"):

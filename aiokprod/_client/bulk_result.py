@@ -114,10 +114,10 @@ class BulkResult:
         return partitions
 
     def partition_and_offset(self, position: int) -> tuple[int | None, int | None]:
-        """Partition and offset of one record, as `partitions` and `offsets` have them.
+        """Partition and offset of one record, see `partitions` and `offsets`.
 
         Args:
-            position: of the record in the call, 0 to ``len(self) - 1``.
+            position: position of the record in the call, 0 to ``len(self) - 1``.
 
         Raises:
             IndexError: there is no such record.
@@ -161,7 +161,7 @@ class BulkResult:
 
 
 class BulkProgress:
-    """Follows one `send_many` or `send_table` call and has its outcomes even if it is cancelled.
+    """Follows one `send_many` or `send_table` call and keeps its outcomes even if it is cancelled.
 
         progress = BulkProgress()
         try:
@@ -275,9 +275,9 @@ def _column(name: str, column: Iterable[Any] | None, size: int | None = None) ->
 
 
 async def wait_settled(cores: Iterable[BatchCore]) -> None:
-    """Return once every batch has its outcome, good or bad, split ones included.
+    """Return once every batch, including split ones, was acknowledged or has failed.
 
-    Cancellation: stops waiting; records in batches are still delivered or fail.
+    Cancellation: stops waiting; the records in batches are still sent.
     """
     for core in cores:
         delivery = handle_of(core)

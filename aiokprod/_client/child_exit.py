@@ -13,7 +13,7 @@ _registered: set[tuple[int, str, Callable[[], object]]] = set()
 
 
 def at_exit_of_child_processes(function: Callable[[], object]) -> None:
-    """Call the function at the end of this process, once however often it is registered.
+    """Call the function once at the end of this process, even if it is registered several times.
 
     Processes of `multiprocessing`, and of billiard (Celery), end without `atexit` functions. Does
     nothing if neither is imported.

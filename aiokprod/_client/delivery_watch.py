@@ -2,7 +2,7 @@
 
 A timer runs only while records, or calls for metadata, wait. The log has one WARNING per outage,
 another one if further brokers are affected, and one INFO when it is over; retries and changed
-leaders are summed up in that INFO, or in one of their own if there was no outage.
+leaders are summarised in that INFO, or in a separate one if there was no outage.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ _CHECK_EVERY: Final = 0.5
 """Seconds between two checks while something waits. The first one is made when the oldest record
 may be stalled, if that is earlier."""
 _LINE_EVERY: Final = 10.0
-"""Shortest time between two lines about one outage, and between two about retries, in seconds."""
+"""Shortest time, in seconds, between two log messages about one outage, and between two about
+retries."""
 _FORGET_AFTER: Final = 30.0
 """Seconds after which the end of an outage is assumed for a partition to which no more records are
 sent: whether it has ended is then unknown."""
 
 
 class _Outage:
-    """An outage: since when, its parts that have not recovered, and what was logged of it.
+    """An outage: its begin, the partitions and topics that have not recovered, and the brokers that
+    were logged.
 
     Attributes:
-        waits: when each stalled partition and topic was last seen to wait.
+        waits: the time at which each stalled partition and topic was last seen to wait.
         nodes: the brokers that were named in the log.
     """
 
@@ -55,8 +57,8 @@ class DeliveryWatch:
     """Watches the records of one producer.
 
     Attributes:
-        connection_errors: why the last connection to a broker, or the last attempt, ended; brokers
-            that are connected, and those that are not in the metadata, are absent.
+        connection_errors: the error that ended the last connection to a broker, or the last
+            attempt. Brokers that are connected or not in the metadata are absent.
         last_error: text and time of the last such error, None if there was none.
 
     Args:
@@ -104,7 +106,7 @@ class DeliveryWatch:
             leaders = [p.leader for p in info.partitions]
             for index, leader in enumerate(last[: len(leaders)]):
                 if leaders[index] is None:
-                    leaders[index] = leader  # no leader for the moment is no other leader
+                    leaders[index] = leader  # a missing leader is not a changed leader
                 elif leader is not None and leader != leaders[index]:
                     self._moved += 1
             self._leaders[name] = tuple(leaders)
@@ -231,7 +233,7 @@ class DeliveryWatch:
 
     def _sum_up(self, now: float) -> bool:
         """Log retries and changed leaders once they are over, or after `_LINE_EVERY` seconds. True
-        if that is still to be done."""
+        if they still have to be logged."""
         if self._outage is not None or not (self._moved or self._runtime.sender.retries.batches):
             return False
         self._untold_since = min(self._untold_since, now)

@@ -34,7 +34,7 @@ class Drain:
     Args:
         batches: all of them. A batch that is split meanwhile is followed through its parts.
         loop: its clock measures the duration.
-        client_id: of the producer, for the log.
+        client_id: the client.id of the producer, for the log.
     """
 
     def __init__(
@@ -50,11 +50,12 @@ class Drain:
         self._slow = loop.call_later(SLOW_DRAIN, self._log_slow)
 
     def follow(self, core: BatchCore) -> None:
-        """Count the records of a batch that was opened since, for records that came before."""
+        """Count the records of a batch that was opened after `close` was called, for records that
+        were sent before."""
         self._cores[core] = None
 
     def refused(self, topic: str) -> None:
-        """Count a record that was accepted from another thread, and never was in a batch."""
+        """Count a record that was accepted from another thread but never got into a batch."""
         self._refused[topic] += 1
 
     def failed(self, topic: str, outcome: Outcome) -> None:

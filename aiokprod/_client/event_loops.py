@@ -1,4 +1,4 @@
-"""Event loops that this package starts itself: uvloop where it is installed."""
+"""Event loops that this package starts itself: uvloop if it is installed."""
 
 from __future__ import annotations
 
@@ -130,14 +130,15 @@ class ThreadedLoop:
     """An event loop that runs in a daemon thread.
 
     Attributes:
-        is_ending: it was stopped; calls that have no result are cancelled.
+        is_ending: the loop was stopped; calls that have no result are cancelled.
     """
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
         self._executor = LateExecutor(thread_name_prefix=f"{name}-worker")
         self.loop.set_default_executor(self._executor)
-        # A daemon: the interpreter must not wait for it before it calls the `atexit` functions.
+        # The thread is a daemon: the interpreter must not wait for it before it calls the `atexit`
+        # functions.
         self.is_ending = False
         self._calls: set[LoopCall[Any]] = set()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -160,8 +161,9 @@ class ThreadedLoop:
                 _end(call)
 
     def _run_until_stopped(self) -> None:
-        """SystemExit and KeyboardInterrupt that user code raises in this thread cannot end the
-        program. They must not end the loop, on which other threads wait."""
+        """Run the loop again if user code raises SystemExit or KeyboardInterrupt: in this thread
+        they cannot end the program, and they must not end the loop, for which other threads
+        wait."""
         while True:
             try:
                 self.loop.run_forever()

@@ -19,8 +19,8 @@ _SHOWN = 20
 def explain(
     config: ProducerConfig, runtime: Runtime | None, client_id: str, *, closed: bool
 ) -> str:
-    """What the producer waits for, its brokers, the settings that differ from the defaults, and
-    risky combinations of settings."""
+    """The text: the events for which the producer waits, its brokers, the settings that differ from
+    the defaults, and risky combinations of settings."""
     shown = health(runtime, closed=closed)
     lines = [f"producer {client_id}: {shown.state}, {'ok' if shown.ok else 'not ok'}"]
     if shown.cause is not None:

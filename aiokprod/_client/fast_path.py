@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 class FastPathSwitch:
     """The only writer of `Appender.enabled`.
 
-    The fast path is on while all of this holds:
+    The fast path is on while both conditions hold:
 
     - a transaction is open, or the producer is not transactional;
     - the producer takes records: it has not failed, is not closing, and is not a copy of another
@@ -30,7 +30,8 @@ class FastPathSwitch:
         self._update()
 
     def stop(self) -> None:
-        """Turn the fast path off for good. Can be repeated if a signal handler interrupted it."""
+        """Turn the fast path off permanently. Can be repeated if a signal handler interrupted
+        it."""
         self._stopped = True
         self._update()
 

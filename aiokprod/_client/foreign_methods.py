@@ -1,4 +1,4 @@
-"""Methods of other clients' producers, and what `Producer` has instead."""
+"""Methods of other clients' producers, and their equivalents in `Producer`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOREIGN_METHODS: Final[dict[str, str]] = {
     "sendOffsetsToTransaction": "await producer.send_offsets_to_transaction(...)",
     "partitionsFor": "await producer.partitions_for(topic)",
     "clientInstanceId": "producer.client_id",
-    # asyncio and names that are nearly ours
+    # asyncio, and names similar to those of `Producer`
     "aclose": "await producer.close(), or `async with`",
     "send_sync": "aiokprod.Blocking, for code without an event loop",
     "connect": _START,

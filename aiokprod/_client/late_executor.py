@@ -15,14 +15,15 @@ R = TypeVar("R")
 class LateExecutor(ThreadPoolExecutor):
     """A `ThreadPoolExecutor` that still works in functions registered with `atexit`.
 
-    Those run after the threads of all executors were ended and, since Python 3.12, when no thread
-    can be started. Functions then run in the calling thread, which blocks its event loop.
+    Those functions run after the threads of all executors have ended and, since Python 3.12, when
+    no thread can be started. Submitted functions then run in the calling thread, which blocks its
+    event loop.
     """
 
     _is_shut_down = False
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """As `Executor.submit`."""
+        """See `Executor.submit`."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError:
@@ -46,6 +47,6 @@ class LateExecutor(ThreadPoolExecutor):
                 raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `Executor.shutdown`."""
+        """See `Executor.shutdown`."""
         self._is_shut_down = True
         super().shutdown(wait, cancel_futures=cancel_futures)

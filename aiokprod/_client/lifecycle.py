@@ -77,7 +77,7 @@ class Lifecycle:
         self.check_loop_and_process()
         if self._closing is None or self._closing.cancelled():
             if self.thread_queue is None or self.thread_queue.is_empty:
-                self._stop()  # at once; else when the records of other threads are in batches
+                self._stop()  # now; else once the records of other threads are in batches
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
         try:
@@ -130,7 +130,7 @@ class Lifecycle:
                     max_block = self._config.max_block_ms / 1000
                     await abort_on_close(runtime.transactions, deadline, max_block)
         except asyncio.CancelledError:
-            # This very task was cancelled (a "cancel everything" shutdown): end at once.
+            # This task itself was cancelled (a shutdown that cancels all tasks): end at once.
             deadline = loop.time()
         drain.give_up(runtime.accumulator.incomplete)
         try:
@@ -199,8 +199,8 @@ class Lifecycle:
         return runtime
 
     def accepting(self) -> Runtime:
-        """As `usable`, for calls that send records. The outcome of the error is NOT_SENT, that of
-        the records of this call, not of the records that caused the error."""
+        """Like `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
+        the outcome of this call's records, not of the records that caused the error."""
         try:
             return self.usable()
         except KafkaError as error:
@@ -211,7 +211,7 @@ class Lifecycle:
             del refused  # no cycle of error, traceback and frame
 
     def live(self) -> Runtime:
-        """As `usable`, but a fatal error of the producer state is not raised."""
+        """Like `usable`, but a fatal error of the producer state is not raised."""
         self.check_loop_and_process(running=True)
         if self.closed:
             raise ProducerClosed("the producer is closed; create a new one")

@@ -1,4 +1,4 @@
-"""What `Producer.metrics` returns."""
+"""The result of `Producer.metrics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RecordFuture`: the outcome of a record for a thread that is not that of the event loop."""
+"""`RecordFuture`: the outcome of a record, for threads other than that of the event loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_FIELDS: Final[Fields] = (None, None, None, None, None, None)
 
 
 class RecordOwner(Protocol):
-    """What a future needs of its `ThreadQueue`.
+    """The interface of `ThreadQueue` that a future needs.
 
     Attributes:
         loop: the event loop of the producer.
@@ -58,30 +58,32 @@ class RecordOwner(Protocol):
 
 
 class RecordFuture(concurrent.futures.Future[RecordMetadata]):
-    """What `Producer.send_threadsafe` returns.
+    """The future that `Producer.send_threadsafe` returns.
 
     `result(timeout)` waits for the `RecordMetadata` or raises the record's `KafkaError`. `cancel()`
-    ends the wait, and withdraws the record if its batch has not been encoded for sending, as
-    `Delivery.cancel` does. A failure that is never retrieved is logged.
+    ends the wait, and withdraws the record if its batch has not been encoded for sending; see
+    `Delivery.cancel`. A failure that is never retrieved is logged.
 
-    The lock and the lists of waiters and callbacks that every `Future` has take more time than all
-    else that is done for a record. Here they are made when they are first used, mostly never. So a
-    state is changed under a lock of the queue, and waiters are only notified if there are any.
+    Creating the lock and the lists of waiters and callbacks that every `Future` has takes more time
+    than everything else that is done for a record. Here they are created on first use, which is
+    rare. Therefore the state is changed under a lock of the queue, and waiters are notified only if
+    there are any.
 
     `result`, `exception`, `cancel` and `add_done_callback` may be interrupted by a signal handler
     that waits for the loop; see `ThreadWaits`. `concurrent.futures.wait` and `as_completed` may
     not: they have locks that the loop takes when a record ends.
 
     Attributes:
-        topic: that of the record.
+        topic: the topic of the record.
         fields: the arguments of `Producer.send` in its order; None once the record is in a batch
             or has failed, so that a future does not keep key and value in memory.
-        size: bytes of key and value, in parts assumed.
-        context: of the caller, for serializers, interceptors and plug-ins; None if there are none.
+        size: bytes of key and value; assumed for those that are not serialized yet.
+        context: the context of the caller, for serializers, interceptors and plug-ins; None if
+            there are none.
         delivery: the handle of the record, None until it is in a batch.
     """
 
-    # Also the attributes of `Future`: no dict is made for them.
+    # The slots include the attributes of `Future`, so that no dict is created for them.
     __slots__ = (
         "_appending",
         "_exception",
@@ -103,7 +105,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     def __init__(
         self, queue: RecordOwner, fields: Fields, size: int, context: contextvars.Context | None
     ) -> None:
-        # Without `super().__init__()`, see above.
+        # `super().__init__()` is not called; see the class.
         self._queue = queue
         self.topic: str = fields[0]
         self.fields = fields
@@ -121,7 +123,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What `wait` and `as_completed` lock."""
+        """The condition that `wait` and `as_completed` lock."""
         if self._made_condition is None:
             made = threading.Condition()
             waiters: list[Any] = []
@@ -148,7 +150,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return self._state != PENDING
 
     def cancelled(self) -> bool:
-        """True if `cancel` has ended the wait."""
+        """True if `cancel` was called before the record had its outcome."""
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def running(self) -> bool:
@@ -198,7 +200,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return metadata
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of a record that failed, None if it was delivered; raises as `result`."""
+        """The error of a record that failed, None if it was delivered. Errors: see `result`."""
         return self._retrieved_error(timeout)
 
     def _retrieved_error(self, timeout: float | None) -> BaseException | None:
@@ -338,7 +340,7 @@ class _Watchers:
 
 
 class _Unread:
-    """The error of a `RecordFuture`; reports it if it dies unread."""
+    """Has the error of a `RecordFuture`, and reports it when it is deleted if it was never read."""
 
     __slots__ = ("_queue", "error")
 
@@ -352,8 +354,9 @@ class _Unread:
 
 
 class RecordLink:
-    """The `on_delivery` of a record that waits. The frames of its error have it in a variable; they
-    must not keep the record, or a failure that is not read would not be noticed."""
+    """The `on_delivery` of a record that waits. The frames of the record's error refer to this
+    object. They must not keep the record itself alive: then a failure that is never read would not
+    be noticed."""
 
     __slots__ = ("record",)
 
@@ -366,7 +369,7 @@ class RecordLink:
 
 
 def size_of(data: Any) -> int:
-    """Bytes of a key or value, in parts assumed."""
+    """Bytes of a key or value; assumed if it is not serialized yet."""
     if data is None:
         return 0
     return len(data) if isinstance(data, (bytes, bytearray, str)) else UNKNOWN_SIZE

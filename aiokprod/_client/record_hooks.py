@@ -55,7 +55,7 @@ class RecordHooks(HookCalls):
         """Report a record that failed before it was in a batch.
 
         Args:
-            record: as far as it was prepared.
+            record: the record, as far as it was prepared.
         """
         own = located(_as_kafka_error(error), topic, partition)
         self._observer.on_record_refused(own)
@@ -63,7 +63,7 @@ class RecordHooks(HookCalls):
             self.end(record.hooked, topic, partition, own)
 
     def given_up(self, hooked: HookedRecord, error: BaseException) -> None:
-        """Report a record whose interceptor has raised something that is no `Exception`."""
+        """Report a record whose interceptor has raised something other than an `Exception`."""
         self._end_given_up(hooked, located(_as_kafka_error(error), hooked.topic, hooked.partition))
 
     def dropped(self, hooked: HookedRecord) -> None:

@@ -44,8 +44,8 @@ class RecordSerializers(SerializerPair):
         """Prepare the serializers for all topics at the same time.
 
         Raises:
-            SerializationError: a serializer cannot be prepared, or not until `deadline` (loop
-                time); the others are not waited for.
+            SerializationError: a serializer cannot be prepared, or not before `deadline` (loop
+                time). It is raised without waiting for the others.
         """
         tasks = [
             asyncio.create_task(bound.warm(topic, deadline), name="aiokprod-warm-serializer")
@@ -87,7 +87,7 @@ class RecordSerializers(SerializerPair):
         return key, value
 
     def finish_now(self, serialized: SerializedRecord) -> Payload:
-        """As `finish`, for callers that cannot wait.
+        """Like `finish`, for callers that cannot wait.
 
         Raises:
             ConfigError: a serializer is asynchronous.

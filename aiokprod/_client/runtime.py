@@ -61,7 +61,7 @@ _STICKY_SAMPLE = 32
 _TRANSACTION_FEATURE = "transaction.version"
 _GET_TELEMETRY_SUBSCRIPTIONS = 71
 _LAST_PUSH_S = 1.0
-"""Longest wait of `close` for the response to the last push of metrics."""
+"""Seconds that `close` waits at most for the response to the last push of metrics."""
 
 
 class Runtime:
@@ -115,7 +115,7 @@ class Runtime:
         self._executor = LateExecutor(2, "aiokprod-codec") if compresses else None
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
-        """Make the sender look at its queues in the next pass of the loop."""
+        """Let the sender run in the next pass of the loop."""
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,
@@ -191,7 +191,7 @@ class Runtime:
         return non_idempotent_state(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
 
     def _transactional_state(self, transactional_id: str) -> ProducerState:
-        # Imported here: most producers have no transactions, and imports take time.
+        # Import this only here: most producers have no transactions, and imports take time.
         from aiokprod._engine.identity.coordinators import Coordinators
         from aiokprod._engine.identity.transaction_calls import TransactionCalls
         from aiokprod._engine.identity.transaction_driver import TransactionDriver
@@ -221,13 +221,13 @@ class Runtime:
         source = TransactionalIdentity(manager, self._coordinators)
         return ProducerState(TransactionalSequences(manager), manager, source)
 
-    # -- EngineControl: what a transaction switches on and off -----------------------------------
+    # -- EngineControl: called by the transaction manager ----------------------------------------
 
     def set_accepting(self, accepting: bool) -> None:
-        """Records of the open transaction are accepted, or not."""
+        """Set whether records are accepted for the open transaction."""
         self.fast_path.set_transaction_open(accepting)
         if accepting:
-            # The sticky partition is kept within a transaction only.
+            # Keep the sticky partition only within a transaction.
             self.topic_slots.choose_sticky_anew()
 
     def set_completing(self, completing: bool) -> None:
@@ -345,7 +345,7 @@ class Runtime:
         self.sender.failures.flush(self.loop.time(), at_once=True)
         self.warm_up.wake()
 
-    # -- events between the parts ---------------------------------------------------------------
+    # -- events of components -------------------------------------------------------------------
 
     def _on_network(self) -> None:
         self.wake_sender()
@@ -381,7 +381,8 @@ class Runtime:
         self.wake_sender()
 
     def shut_out(self) -> KafkaError | None:
-        """The refusal, if all brokers refuse the credentials; an error to be copied, or None."""
+        """The authentication error if all brokers refuse the credentials, else None. Raise only
+        copies of it."""
         return self.sender.auth_failures.final_of_all(self.loop.time())
 
     def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
@@ -463,7 +464,7 @@ class Runtime:
         updated_at = self.metadata.updated_at
         return self._started_at if updated_at is None else updated_at
 
-    # -- end ------------------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------------
 
     def stop_accepting(self, error: KafkaError) -> None:
         """Accept no more records; calls that wait to append one raise `error`."""

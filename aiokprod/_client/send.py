@@ -1,4 +1,4 @@
-"""The calls that send one record, where the compiled fast path has not taken it."""
+"""The calls that send one record, for records that the compiled fast path has not appended."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RecordSubmitter:
         return self._append_and_yield(*fields)
 
     async def _append_and_yield(self, *fields: Any) -> Delivery:
-        """As `append`, for callers that may append the next record without another wait."""
+        """Like `append`, for callers that may append the next record without waiting."""
         delivery = await self.append(*fields)
         if self._lifecycle.started().yield_queue.slice_is_over():
             await asyncio.sleep(0)
@@ -85,8 +85,8 @@ class RecordSubmitter:
         *,
         block: float | None = None,
     ) -> Delivery:
-        """Wait at most `block` seconds, and at most max_block_ms, until the record is in a
-        batch; also for asynchronous serializers.
+        """Wait at most `block` seconds, and at most max_block_ms, until the record is in a batch.
+        The limits include the time of asynchronous serializers.
 
         Args:
             serialized: the results of the user code that the fast path has called; None if it has
@@ -109,7 +109,7 @@ class RecordSubmitter:
     def _accepting(
         self, topic: Any, partition: Any, serialized: SerializedRecord | None
     ) -> Runtime:
-        """As `Lifecycle.accepting`. User code that the fast path has called may have ended the
+        """Like `Lifecycle.accepting`. User code that the fast path has called may have closed the
         producer; then the record is reported as refused."""
         try:
             return self._lifecycle.accepting()
@@ -143,8 +143,8 @@ class RecordSubmitter:
         return late
 
     async def late(self, record: RecordFuture, timeout: float) -> DeliveryTimeout:
-        """As `timed_out`, for a record of another thread, which has cancelled it."""
-        for _ in range(2):  # until `cancel` has been carried out, also if it was being appended
+        """Like `timed_out`, for a record that another thread has sent and cancelled."""
+        for _ in range(2):  # until `cancel` has been carried out, even if it was being appended
             await asyncio.sleep(0)
         if record.delivery is not None:
             return self.timed_out(record.delivery, timeout)

@@ -43,13 +43,15 @@ class BulkSender:
 
     If a record cannot be appended, for example because there is no memory, its error is in the
     result. The call itself raises only if the producer ends, or if all records have a wrong type,
-    which is a programming error. After a wait that timed out, later records do not wait for the
-    same thing: for a topic until it is in the metadata, for memory until a record was appended.
+    which is a programming error. After a wait has timed out, later records do not wait for the same
+    reason: not for a topic until it is in the metadata, and not for memory until a record was
+    appended.
 
     Attributes:
         tracker: the records that are in batches.
         refused: errors of the others, by position in the call.
-        interrupted: why the remaining records were not read; None if all were.
+        interrupted: the error because of which the remaining records were not read; None if all
+            were.
         is_running: the call has not ended.
         raised: it has ended with an exception.
         on_read: called once all records have been appended or refused.
@@ -169,8 +171,8 @@ class BulkSender:
                         columns.timestamps, columns.headers,
                         -1 if partition is None else partition, i,
                     )  # fmt: skip
-        # Not if user code was called for this record: its results are not kept, so the record is
-        # appended now.
+        # Do not suspend if user code was called for this record: its results are not kept, so the
+        # record is appended now.
         if serialized is None and self.position > i and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         elif self.position < len(columns.values):
@@ -343,8 +345,8 @@ class BulkSender:
             self.refused[position] = own
 
     def _deadline(self, topic: str, partition: int | None) -> float:
-        """Deadline of a record's waits. If the last wait for memory timed out, it is now: otherwise
-        a call with many records would take max_block_ms for each."""
+        """The deadline for the waits of a record. It is now if the last wait for memory timed out,
+        so that a call with many records does not wait for max_block_ms with each of them."""
         now = self._runtime.loop.time()
         if self._no_room_since == self.tracker.count and not self._lacks(topic, partition):
             return now
@@ -365,7 +367,8 @@ class BulkSender:
         if (shut_out is None and topic not in self._missing) or not self._lacks(topic, partition):
             return None
         if shut_out is not None:
-            # Otherwise no request would find out that the credentials are accepted again.
+            # Let this record wait: otherwise no request would find out that the credentials are
+            # accepted again.
             runtime.metadata.request_topic(topic, runtime.loop.time())
             return shut_out.copy(topic=topic, partition=partition)
         waited_for, error = self._missing[topic]

@@ -37,7 +37,7 @@ class TableReader:
     """Reads the record batches of a table without blocking the loop.
 
     A single batch is available at once. Reading a stream may run a query, so a worker thread reads
-    it, one batch ahead. The thread also releases the batches that were sent.
+    it one batch ahead. The thread also releases the batches that were sent.
     """
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
@@ -58,7 +58,7 @@ class TableReader:
                 raise _no_export(table, error) from error
             raise ConfigError(
                 "send_table takes a table with the Arrow C data interface (__arrow_c_array__ or "
-                "__arrow_c_stream__), as those of pyarrow, polars, duckdb and nanoarrow have; not "
+                "__arrow_c_stream__), like those of pyarrow, polars, duckdb and nanoarrow; not "
                 f"{type(table).__name__}"
             ) from None
         except ArrowImportError as error:
@@ -144,11 +144,11 @@ class TableSender(BulkSender):
             return await self._finish()
 
     async def append(self, topic: str | None, table: Any, names: Mapping[str, str | None]) -> None:
-        """As `send_table`, but returns once every row is in a batch or has failed; waits for
+        """Like `send_table`, but returns once every row is in a batch or has failed, and waits for
         memory. The attributes have the outcomes, which are complete once the batches in `tracker`
-        have theirs. A transaction with a failed row can only be aborted, as with `send_table`.
+        have theirs. A transaction with a failed row can only be aborted, like with `send_table`.
 
-        For callers that send many tables and check the outcomes later.
+        Intended for callers that send many tables and check the outcomes later.
         """
         await self._append_table(topic, table, names)
         self.tell_refused()
@@ -220,8 +220,8 @@ class TableSender(BulkSender):
                     serialized = appender.append_objects(chunk, topic, before - base)
                 else:
                     appender.append(chunk, slot, before - base)
-        # Not if user code was called for this row: its results are not kept, so the row is appended
-        # now.
+        # Do not suspend if user code was called for this row: its results are not kept, so the row
+        # is appended now.
         if (
             serialized is None
             and self.position > before

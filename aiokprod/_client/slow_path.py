@@ -82,7 +82,7 @@ class SlowPath:
 
     @property
     def serialized(self) -> list[str]:
-        """Which of "key" and "value" a serializer converts."""
+        """The names ("key", "value") of the parts that a serializer converts."""
         serializers = {"key": self._serializers.key, "value": self._serializers.value}
         return [role for role, one in serializers.items() if not one.passthrough]
 
@@ -176,7 +176,7 @@ class SlowPath:
         reservation: Reservation,
         serialized: SerializedRecord,
     ) -> Delivery:
-        """As `_serialize_and_append`; reports an error to the transaction, if one is open."""
+        """Like `_serialize_and_append`, but also reports an error to the open transaction."""
         try:
             return await self._serialize_and_append(record, deadline, reservation, serialized)
         except KafkaError as error:
@@ -315,7 +315,7 @@ class SlowPath:
         serialized: SerializedRecord | None = None,
         on_delivery: Callable[..., object] | None = None,
     ) -> Delivery:
-        """As `append` but without waiting.
+        """Like `append`, but does not wait.
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet; it was requested.
@@ -338,7 +338,7 @@ class SlowPath:
         reservation: Reservation,
         serialized: SerializedRecord,
     ) -> Delivery:
-        """As `_watched`, without waiting."""
+        """Like `_watched`, but does not wait."""
         try:
             delivery = self._try_serialize_and_append(record, reservation, serialized)
             if delivery is None:

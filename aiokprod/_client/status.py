@@ -22,11 +22,11 @@ class Health:
             `request_timeout_ms`. Records of a partition are stalled after 5 s without an
             acknowledgment from it, their linger not counted (half of the rest of
             `delivery_timeout_ms`, if that is less); calls after 5 s without metadata.
-        cause: why `ok` is False, None if it is True.
+        cause: the reason why `ok` is False; None if it is True.
         error: the error that ended the producer, if `state` is "failed".
         brokers_known: number of brokers in the metadata; 0 until the first response.
         brokers_connected: number of them to which there is a connection.
-        partitions_without_leader: number of them, in the topics in use.
+        partitions_without_leader: number of partitions without a leader, in the topics in use.
         partitions_stalled: number of partitions whose records are stalled.
         oldest_record_age_s: age of the oldest record without an outcome, s.
         last_ack_age_s: seconds since the last acknowledgment, None if there was none.

@@ -1,8 +1,8 @@
-"""Records of other threads: they put them into a queue, the event loop appends them in groups.
+"""The queue for records of other threads, which the event loop appends in groups.
 
-One `call_soon_threadsafe`, which writes to a pipe, serves all records that arrive until the loop
-gets to run. Records of a thread to one topic keep their order. A record that has to wait for
-metadata or memory delays only later records to its topic.
+One `call_soon_threadsafe`, which writes to a pipe, is enough for all records that arrive until the
+loop runs. Records of a thread to one topic keep their order. A record that has to wait for metadata
+or memory delays only later records to its topic.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from aiokprod._core.serialization import SerializedRecord
 
 GROUP: Final = 256
-"""Records that are appended in one go; then other callbacks of the loop run."""
+"""Number of records that are appended before other callbacks of the loop run."""
 
 BUSY: Final = 20_000
 """If more records arrive per second, the loop takes the next ones after a pause: otherwise it
 competes with the callers for the interpreter and sends small batches."""
 
 PAUSE: Final = 0.002
-"""That pause, s."""
+"""Length of that pause, s."""
 
 MAX_RECORDS: Final = 10_000
 MAX_BYTES: Final = 8 * 1024 * 1024
-"""Limits of what may be in the queue; more wait in `put`. A single record may be larger."""
+"""Limits of the queue; if it is full, callers wait in `put`. A single record may be larger."""
 
 _CLOSED: Final = "the producer was closed before the record was in a batch; it was not sent"
 
@@ -58,13 +58,14 @@ _CANCELLED: Final = "the send was cancelled before the record left"
 _ABORTED: Final = "the transaction was aborted before the record was in a batch; it was not sent"
 
 _Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
-"""A record that waits, what the fast path has done for it, and when its wait ends (loop time)."""
+"""A waiting record, the result of the fast path for it, and the deadline of its wait (loop
+time)."""
 
 
-class _Line(NamedTuple):
-    """The records of a topic that wait, in order, and the task that appends them.
+class _TopicQueue(NamedTuple):
+    """The waiting records of a topic, in order, and the task that appends them.
 
-    `records` also has the futures of flushes, which are done when the records before are.
+    `records` also contains futures of `flush`. Each is done once the records before it are.
     """
 
     records: deque[_Waiting | asyncio.Future[None]]
@@ -76,8 +77,8 @@ class ThreadQueue:
 
     Args:
         submitter: appends the records that have to wait.
-        max_block: seconds that a record may wait for metadata and memory, and a caller for room in
-            the queue.
+        max_block: seconds for which a record may wait for metadata and memory, and a caller for
+            room in the queue.
 
     Attributes:
         loop, thread: the event loop of the producer, and the identifier of its thread.
@@ -103,8 +104,8 @@ class ThreadQueue:
         self._is_scheduled = False
         self._last_take = 0.0
         self._taken = 0  # records that have left `_records`
-        self._lines: dict[str, _Line] = {}
-        self._parked = 0  # records in lines
+        self._topic_queues: dict[str, _TopicQueue] = {}
+        self._parked = 0  # number of records in `_topic_queues`
         # Bytes are added by callers and taken off by the loop: two counters, each with one owner.
         self._bytes_in = 0
         self._bytes_out = 0
@@ -206,7 +207,7 @@ class ThreadQueue:
         )
 
     def _on_loop_closed(self) -> None:
-        """The loop was closed although the producer was not."""
+        """The loop was closed before the producer."""
         error = ProducerClosed("the event loop of the producer is closed")
         self._refusal = error.with_(outcome=Outcome.NOT_SENT)
         self._room.wake()
@@ -242,7 +243,7 @@ class ThreadQueue:
     # -- on the loop ----------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Append the records that have arrived, a group in one go."""
+        """Append the records that have arrived, at most `GROUP` at a time."""
         now = self.loop.time()
         busy = len(self._records) > BUSY * (now - self._last_take)
         self._last_take = now
@@ -274,8 +275,8 @@ class ThreadQueue:
         return record
 
     def _append(self, record: RecordFuture) -> None:
-        """Append a record, or let it wait in the line of its topic."""
-        if record.topic in self._lines:
+        """Append a record, or put it into the queue of its topic if it has to wait."""
+        if record.topic in self._topic_queues:
             self._park(record, None)
             return
         has_ended = True
@@ -288,8 +289,8 @@ class ThreadQueue:
             self._park(record, serialized)
 
     def _try_append(self, record: RecordFuture) -> tuple[bool, SerializedRecord | None]:
-        """Append a record if the fast path can. True if it is in a batch, has failed or was
-        cancelled; else what the fast path has done for it."""
+        """Append a record if the fast path can. Returns True if the record is in a batch, has
+        failed or was cancelled; else False and the result of the fast path."""
         if record.done():
             self._count_refused(record, KafkaError(_CANCELLED, outcome=Outcome.NOT_SENT))
             record.end_cancelled()
@@ -334,21 +335,21 @@ class ThreadQueue:
 
     def _park(self, record: RecordFuture, serialized: SerializedRecord | None) -> None:
         topic = record.topic
-        line = self._lines.get(topic)
-        if line is None:
+        topic_queue = self._topic_queues.get(topic)
+        if topic_queue is None:
             records: deque[_Waiting | asyncio.Future[None]] = deque()
             task = self.loop.create_task(
                 self._append_waiting(topic, records), name="aiokprod-records-of-threads"
             )
-            line = self._lines[topic] = _Line(records, task)
-            task.add_done_callback(partial(self._on_line_ended, topic))
-        line.records.append((record, serialized, self.loop.time() + self._max_block))
+            topic_queue = self._topic_queues[topic] = _TopicQueue(records, task)
+            task.add_done_callback(partial(self._on_topic_queue_ended, topic))
+        topic_queue.records.append((record, serialized, self.loop.time() + self._max_block))
         self._parked += 1
 
     async def _append_waiting(
         self, topic: str, records: deque[_Waiting | asyncio.Future[None]]
     ) -> None:
-        """Append the records in the line of a topic, one after the other, until it is empty."""
+        """Append the waiting records of a topic, one after the other, until none is left."""
         while records:
             waiting = records.popleft()
             if isinstance(waiting, asyncio.Future):
@@ -368,7 +369,7 @@ class ThreadQueue:
                 self._parked -= 1
                 self._bytes_out += record.size
                 self._make_room()
-        del self._lines[topic]  # without a wait since the line was found empty
+        del self._topic_queues[topic]  # nothing was awaited since the queue was found empty
         self._make_room()
 
     async def _append_later(
@@ -407,14 +408,15 @@ class ThreadQueue:
         else:
             self._on_appended(record, task.result())
 
-    def _on_line_ended(self, topic: str, task: asyncio.Task[None]) -> None:
-        """Refuse what is left in a line whose task was cancelled, maybe before it began."""
-        line = self._lines.get(topic)
-        if line is None or line.task is not task:
+    def _on_topic_queue_ended(self, topic: str, task: asyncio.Task[None]) -> None:
+        """Refuse the remaining records of a topic whose task was cancelled, perhaps before it
+        began."""
+        topic_queue = self._topic_queues.get(topic)
+        if topic_queue is None or topic_queue.task is not task:
             return
-        del self._lines[topic]
+        del self._topic_queues[topic]
         records = []
-        for waiting in line.records:
+        for waiting in topic_queue.records:
             if isinstance(waiting, asyncio.Future):
                 if not waiting.done():
                     waiting.set_result(None)
@@ -427,25 +429,26 @@ class ThreadQueue:
         self._make_room()
 
     async def flush(self) -> None:
-        """Return once every record that is in the queue now is in a batch or has failed."""
+        """Return once every record that is in the queue now is in a batch or has failed. Records
+        that arrive later do not delay it."""
         goal = self._taken + len(self._records)
         while self._records and self._taken < goal:  # callers may take records back
             if not self._is_scheduled:
                 self._take()
             await asyncio.sleep(PAUSE)
         marks: list[asyncio.Future[None]] = []
-        for line in self._lines.values():
+        for topic_queue in self._topic_queues.values():
             marks.append(self.loop.create_future())
-            line.records.append(marks[-1])
+            topic_queue.records.append(marks[-1])
         if marks:
             await asyncio.wait(marks)
 
-    # -- end ------------------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
         """True if no record is in the queue. Records may arrive until `finish`."""
-        return not self._records and not self._lines
+        return not self._records and not self._topic_queues
 
     async def finish(self, drain: Drain, deadline: float) -> None:
         """Accept no more records, and append those in the queue, at most until `deadline`.
@@ -464,7 +467,7 @@ class ThreadQueue:
                         await self._idle
         finally:
             self.give_up()
-            if ending := [line.task for line in self._lines.values()]:
+            if ending := [topic_queue.task for topic_queue in self._topic_queues.values()]:
                 await asyncio.wait(ending)  # so that the report has their records
 
     def _on_failure(self, error: KafkaError) -> None:
@@ -479,7 +482,7 @@ class ThreadQueue:
         reason, self._reason = self._reason, TransactionError(_ABORTED, outcome=Outcome.NOT_SENT)
         try:
             self.give_up()
-            if ending := [line.task for line in self._lines.values()]:
+            if ending := [topic_queue.task for topic_queue in self._topic_queues.values()]:
                 await asyncio.wait(ending)
         finally:
             self._reason = reason
@@ -492,8 +495,8 @@ class ThreadQueue:
         self._bytes_out += sum(record.size for record in records)
         for record in records:
             self._refuse(record)
-        for line in list(self._lines.values()):
-            line.task.cancel()
+        for topic_queue in list(self._topic_queues.values()):
+            topic_queue.task.cancel()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 

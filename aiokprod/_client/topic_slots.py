@@ -50,7 +50,8 @@ class TopicSlots:
             now = self._clock()
             for queue in made.slots:
                 self._accumulator.follow_leader(queue, snapshot, now)
-            # Published when complete: a signal handler may raise, or send, at any point above.
+            # Publish the slot only now that it is complete: a signal handler may raise, or send, at
+            # any point above.
             slot = self._slots.setdefault(topic, made)
         return slot
 
@@ -61,7 +62,7 @@ class TopicSlots:
         self._forget_vanished()
 
     def choose_sticky_anew(self) -> None:
-        """Let topics whose sticky partition has received `batch_size` bytes choose another one."""
+        """For topics whose sticky partition has received `batch_size` bytes, choose another one."""
         for slot in self._slots.values():
             if slot.sticky_bytes >= self._accumulator.settings.of(slot.topic).batch_size:
                 slot.sticky = -1
@@ -69,7 +70,7 @@ class TopicSlots:
     def _refresh(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
         count = snapshot.partition_count(topic)
         if count is None:
-            # Without metadata: the next send waits for it.
+            # Without metadata there are no slots: the next send waits for it.
             del self._slots[topic]
             self.vanished[topic] = None
             return

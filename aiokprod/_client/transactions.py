@@ -44,11 +44,11 @@ class Transactions:
     """The transactional calls of one producer.
 
     Args:
-        calls: gives those of the started producer, None if it has no transactions; raises if the
-            producer cannot be used.
+        calls: returns the `TransactionCalls` of the started producer, None if it has no
+            transactions; raises if the producer cannot be used.
         max_block: limit in seconds for calls without a timeout.
         on_call: `Observer.on_transaction_call`.
-        queue: gives the records of other threads, None if the producer is not started.
+        queue: returns the queue for records of other threads; None if the producer is not started.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Transactions:
 
     @contextlib.contextmanager
     def _measured(self, call: TransactionCall) -> Iterator[float]:
-        """Report the duration and result of a call; gives the time of its start. A cancelled call
+        """Report the duration and result of a call; yields the time of its start. A cancelled call
         is not reported: it continues without its caller."""
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -266,7 +266,7 @@ async def abort_on_close(calls: TransactionCalls, deadline: float, max_block: fl
 
 
 def _repeatable(error: KafkaError) -> bool:
-    """True if repeating the transaction can succeed."""
+    """True if the transaction can succeed when it is repeated."""
     if isinstance(error, TransactionError):
         return isinstance(error, AbortableTransactionError)
     return error.retriable

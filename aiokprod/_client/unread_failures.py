@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class UnreadFailures:
-    """Reports them on the loop, those that arrive together once for each partition.
+    """Reports these failures on the loop. Failures that arrive together are reported once for each
+    partition.
 
     Attributes:
-        forked: this process is a child of that of the loop, which is not woken then.
+        forked: this process is a child of that of the loop; then the loop is not woken.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, observer: Observer, client_id: str) -> None:
@@ -34,8 +35,8 @@ class UnreadFailures:
         self._is_scheduled = False
 
     def add(self, error: BaseException) -> None:
-        """A future died with an error that no caller has retrieved. May be called by the garbage
-        collector, so that it takes no lock."""
+        """A future was deleted with an error that no caller has retrieved. May be called by the
+        garbage collector, so it must not take a lock."""
         self._errors.append(error)
         if self.forked or (self._is_scheduled and not self._loop.is_closed()):
             return

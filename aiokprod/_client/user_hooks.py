@@ -1,8 +1,9 @@
-"""The user's objects of one producer: serializers, partitioner, interceptors and observer.
+"""The objects that the user has passed to one producer: serializers, partitioner, interceptors and
+observer.
 
-Each may have `configure(config)` and `close()`. Both are called once for each object, whatever
-number of roles it has: `configure` by the producer's constructor, `close` when the producer is
-closed, or at once if the constructor fails.
+Each may have `configure(config)` and `close()`. Both are called once for each object, even if it
+has several roles: `configure` by the producer's constructor, `close` when the producer is closed,
+or at once if the constructor fails.
 
 Source: Java `AbstractConfig.getConfiguredInstance`, `KafkaProducer`.
 """
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class UserHooks:
-    """The objects in the order they are configured and closed in; None and repetitions left out."""
+    """The objects, without None and repetitions, in the order in which they are configured and
+    closed."""
 
     def __init__(self, objects: Iterable[object]) -> None:
         distinct = {id(one): one for one in objects if one is not None}
@@ -59,8 +61,8 @@ class UserHooks:
     def close(self) -> None:
         """Call `close()` on each object that has it. Later calls do nothing.
 
-        Failures are logged and do not prevent the other objects from being closed. Exceptions that
-        are no `Exception` (KeyboardInterrupt) are raised once all are closed.
+        Failures are logged and do not prevent the other objects from being closed. A BaseException
+        that is not an Exception (KeyboardInterrupt) is raised once all are closed.
         """
         closing, self._open = self._open, []
         interrupt: BaseException | None = None

@@ -34,7 +34,7 @@ _INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
 
 @redacted(ConfigError)
 def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
-    """The configuration of a producer: a ready one, or keyword settings.
+    """The configuration of a producer: `config`, or one built from keyword settings.
 
     `settings` is emptied: passwords in it must not stay in a local variable of the caller, whose
     frame is in the traceback of a `ConfigError`.
@@ -114,7 +114,7 @@ def checked_plugins(plugins: Any) -> tuple[Any, ...]:
 
 
 def is_record_plugin(plugin: object) -> bool:
-    """True if an entry of `plugins` is meant as a `RecordPlugin`."""
+    """True if an entry of `plugins` is intended to be a `RecordPlugin`."""
     return any(hasattr(plugin, method) for method in METHODS)
 
 
@@ -124,7 +124,7 @@ def has_hooks(plugin: object) -> bool:
 
 
 def check_plugins(observer: Any, environment: Any) -> None:
-    """Reject an observer without any hook, and an environment that is no `Environment`."""
+    """Reject an observer without any hook, and an environment that is not an `Environment`."""
     if observer is not None:
         _check_observer(observer)
     if environment is not None and not isinstance(environment, Environment):
@@ -144,7 +144,7 @@ def _check_observer(observer: Any) -> None:
         )
     for hook, method in zip(HOOKS, found, strict=True):
         if method is not None and not callable(method):
-            raise ConfigError(f"observer of type {type(observer).__name__}: {hook} is no method")
+            raise ConfigError(f"observer of type {type(observer).__name__}: {hook} is not a method")
 
 
 def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
 
 
 _FLOAT_BITS: Final = 1023
-"""Each int of so many bits can be converted to a float."""
+"""Every int of up to this number of bits can be converted to a float."""
 
 
 def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
@@ -168,7 +168,7 @@ def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
     number = not isinstance(timeout, bool) and isinstance(timeout, (int, float))
     if number and isinstance(timeout, int) and timeout.bit_length() > _FLOAT_BITS:
         raise ConfigError(
-            f"{call}: timeout is an int of {timeout.bit_length()} bits, which is no number of "
+            f"{call}: timeout is an int of {timeout.bit_length()} bits, which is not a number of "
             "seconds; use None or math.inf for no limit"
         )
     if not number or math.isnan(timeout) or timeout < 0 or (timeout == 0 and not zero):

@@ -1,4 +1,5 @@
-"""What waits: records without an outcome and calls without metadata, since when and for what."""
+"""Describes the records without an outcome and the calls without metadata: how long they have
+waited, and for what."""
 
 from __future__ import annotations
 
@@ -46,14 +47,15 @@ class WaitingPartition:
     """The records of a partition that have no outcome.
 
     Attributes:
-        leader: broker id of the broker that they wait for: that of the request in flight, or the
-            leader in the metadata, None if there is none.
-        age_s: seconds since the oldest one was appended.
+        leader: id of the broker for which they wait: the broker of the request in flight, or the
+            leader in the metadata; None if there is none.
+        age_s: seconds since the oldest record was appended.
         silent_s: seconds since the end of its linger or, if that is later, since the last
             acknowledgment of this partition.
         stalled: `silent_s` is at least `stall_after`, or nearly if another partition is stalled.
-        attempts, last_code: number of attempts of its batch, and the code of the last failed one.
-        reason: what the records wait for.
+        attempts, last_code: number of attempts of the oldest batch, and the error code of the last
+            failed one.
+        reason: a text about what the records wait for.
     """
 
     queue: PartitionQueue
@@ -73,7 +75,8 @@ class WaitingPartition:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTopic:
-    """Calls that wait for the metadata of a topic, `silent_s` seconds so far; `reason` says why."""
+    """Calls that have waited for the metadata of a topic for `silent_s` seconds; `reason` says
+    why."""
 
     topic: str
     calls: int
@@ -84,7 +87,7 @@ class WaitingTopic:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Everything that waits at one instant, the oldest first."""
+    """All waiting records and calls at one time, the oldest first."""
 
     partitions: list[WaitingPartition]
     topics: list[WaitingTopic]
@@ -106,7 +109,7 @@ class Waiting:
         return max(waits, default=0.0)
 
     def cause(self) -> str | None:
-        """What stalled records and calls wait for; None if nothing is stalled."""
+        """A text about what stalled records and calls wait for; None if nothing is stalled."""
         by_reason: dict[str, list[str]] = {}
         records: dict[str, int] = {}
         for partition in self.stalled:
@@ -129,7 +132,7 @@ def _listed(names: list[str]) -> str:
 
 
 def waiting(runtime: Runtime, now: float) -> Waiting:
-    """What waits. O(batches without an outcome)."""
+    """All waiting records and calls. O(batches without an outcome)."""
     oldest: dict[PartitionQueue, ProducerBatch] = {}
     records: dict[PartitionQueue, int] = {}
     for batch in list(runtime.accumulator.incomplete):
@@ -197,7 +200,7 @@ def _reason(runtime: Runtime, batch: ProducerBatch, leader: int | None, now: flo
         return f"{broker} throttles this client for another {retry_at - now:.1f} s"
     silent_since = runtime.sender.silent_since(leader)
     if silent_since is not None and now - silent_since >= OVERDUE_AFTER_S:
-        # No seconds: the text stays the same while the broker does not answer.
+        # The text contains no seconds, so that it stays the same while the broker does not respond.
         return f"{broker} does not answer"
     if failed:
         return f"{broker} answers {failed}"
@@ -213,6 +216,6 @@ def _topic_reason(runtime: Runtime, topic: str) -> str:
 
 
 def broker_name(runtime: Runtime, node_id: int) -> str:
-    """The broker as log lines name it: id and address."""
+    """The name of a broker in log messages: id and address."""
     node = runtime.metadata.snapshot.nodes.get(node_id)
     return f"broker {node_id}" if node is None else f"broker {node}"

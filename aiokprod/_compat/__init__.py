@@ -1,1 +1,1 @@
-"""What `aiokprod.compat` is made of: settings, errors and views in the form of other clients."""
+"""The parts of `aiokprod.compat`: settings, errors and views in the form of other clients."""

@@ -31,7 +31,7 @@ class BatchRecordMetadata:
         offset: number of records before it in the batch.
         size: upper bound of its size in the batch, bytes.
         timestamp: Unix time in ms.
-        crc: None; records of message format v2 have none of their own.
+        crc: None; records of message format v2 have no separate checksum.
     """
 
     offset: int
@@ -105,7 +105,7 @@ class BatchBuilder:
             self.close()
             return None
         metadata = BatchRecordMetadata(len(self._records), size, when)
-        # Copies: the application may change its buffers before the batch is sent.
+        # Copy the data: the application may change its buffers before the batch is sent.
         self._records.append(
             CollectedRecord(
                 None if key_bytes is None else bytes(key_bytes),
@@ -141,8 +141,8 @@ class BatchBuilder:
 
 def record_size(key: Any, value: Any, headers: Sequence[Header]) -> int:
     """Upper bound of a record's size in a batch, bytes."""
-    # Length, attributes, timestamp delta, offset delta, two lengths and the number of headers, with
-    # the longest varints that a batch of this size can have.
+    # The overhead consists of length, attributes, timestamp delta, offset delta, two lengths and
+    # the number of headers, each with the longest varint that a batch of this size can have.
     size = 21 + (0 if key is None else len(key)) + (0 if value is None else len(value))
     for name, data in headers:
         size += 10 + len(name.encode()) + (0 if data is None else len(data))
@@ -150,9 +150,10 @@ def record_size(key: Any, value: Any, headers: Sequence[Header]) -> int:
 
 
 class BatchOutcome:
-    """Sets the future of a batch when all of its records have their outcome.
+    """Sets the result of a batch's future once all of its records have their outcome.
 
-    The result is the metadata of the first record; the error that of the first record that failed.
+    The result is the metadata of the first record; the error is that of the first record that
+    failed.
     """
 
     def __init__(self, future: asyncio.Future[Any], count: int, settle: Settle) -> None:

@@ -15,7 +15,7 @@ TheirPartitioner = Callable[[bytes | None, list[int], list[int]], int]
 
 
 class BrokerMetadata(NamedTuple):
-    """A broker, as aiokafka's `BrokerMetadata`."""
+    """A broker, like aiokafka's `BrokerMetadata`."""
 
     nodeId: int
     host: str
@@ -24,7 +24,8 @@ class BrokerMetadata(NamedTuple):
 
 
 class ClusterMetadataView:
-    """aiokafka's `ClusterMetadata`, as far as it is read: always the current metadata."""
+    """The part of aiokafka's `ClusterMetadata` that applications read. It always shows the current
+    metadata."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -40,7 +41,7 @@ class ClusterMetadataView:
         return None if node is None else BrokerMetadata(node.id, node.host, node.port, node.rack)
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """Names of the topics that this producer has metadata of."""
+        """Names of the topics for which this producer has metadata."""
         topics = self._snapshot().topics
         return {n for n, t in topics.items() if not (exclude_internal_topics and t.internal)}
 
@@ -50,7 +51,7 @@ class ClusterMetadataView:
         return None if found is None else set(range(len(found.partitions)))
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """As `partitions_for_topic`, of partitions with a leader."""
+        """Like `partitions_for_topic`, but returns only partitions that have a leader."""
         found = self._snapshot().topics.get(topic)
         return None if found is None else set(found.available)
 
@@ -64,7 +65,7 @@ class ClusterMetadataView:
 
 
 class ClientView:
-    """What instrumentation packages read from `AIOKafkaProducer.client`."""
+    """The attributes of `AIOKafkaProducer.client` that instrumentation packages read."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class KeyPartitioner:
         return self.of(topic, key_bytes, cluster.topics)
 
     def of(self, topic: str, key_bytes: bytes | None, topics: Mapping[str, Any]) -> int:
-        """As `partition`."""
+        """See `partition`."""
         found = topics[topic]
         return self._function(key_bytes, list(range(len(found.partitions))), list(found.available))
 

@@ -68,11 +68,12 @@ CLASSES: Final[dict[type[KafkaError], str]] = {
 }
 """aiokafka's class for errors without an error code of the broker; the first row that fits.
 
-`SerializationError` is a `TypeError`, as aiokafka raises for a key or value that is not bytes.
+`SerializationError` is a `TypeError`, which aiokafka raises for a key or value that is not bytes.
 """
 
 _BY_CODE: Final = (BrokerError, TransactionError)
-"""Classes for which the error code decides, as `aiokafka.errors.for_code` has a class for each."""
+"""Classes whose errors are converted by their error code: `aiokafka.errors.for_code` has a class
+for each code."""
 
 
 def their_class(error: KafkaError) -> type[Exception] | None:
@@ -84,14 +85,14 @@ def their_class(error: KafkaError) -> type[Exception] | None:
         return None
     code = error.code
     if code is not None and code.number == Code.INVALID_PRODUCER_EPOCH:
-        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka does not tell these two apart
+        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka does not distinguish these two
         return fenced
     if code is not None and isinstance(error, _BY_CODE) and not isinstance(error, ProducerFenced):
         coded: type[Exception] = theirs.for_code(code.number)
         if coded is not theirs.UnknownError or code.number == -1:
             return coded
     if isinstance(error, ConfigError):
-        return None  # a ValueError, as aiokafka's
+        return None  # a ValueError, which aiokafka raises too
     for ours, name in CLASSES.items():
         if isinstance(error, ours):
             found: type[Exception] = getattr(theirs, name)

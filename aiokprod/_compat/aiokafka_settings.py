@@ -23,8 +23,8 @@ AIOKAFKA_DEFAULTS: Final[dict[str, Any]] = {
     "retry_backoff_ms": 100,
     "connections_max_idle_ms": 540_000,
 }
-"""What aiokafka uses for arguments that are not given, as far as it differs or has another
-meaning."""
+"""aiokafka's values for arguments that are not given, where they differ from aiokprod's defaults or
+have another meaning."""
 
 DIFFERENCES: Final[dict[str, str]] = {
     "acks": 'acks="all" (aiokafka: 1)',
@@ -35,7 +35,7 @@ DIFFERENCES: Final[dict[str, str]] = {
     "max_block_ms=60000 (aiokafka: request_timeout_ms=40000 for all three)",
     "retry_backoff_ms": "backoff of retries grows from 100 to 1000 ms (aiokafka: always 100 ms)",
 }
-"""How aiokprod's defaults differ, by the argument of aiokafka that restores its behaviour."""
+"""Differences of aiokprod's defaults, by the argument of aiokafka that restores its behaviour."""
 
 _PLAIN: Final = ("metadata_max_age_ms", "max_request_size", "linger_ms", "transaction_timeout_ms")
 """Arguments with the same name, unit and meaning."""
@@ -100,18 +100,19 @@ def _with_port(server: str) -> str:
 
 
 def translate(given: dict[str, Any], defaults: str) -> AIOKafkaSettings:
-    """Settings of aiokprod for the arguments `given`, of which those not set are UNSET.
+    """Translate the arguments `given` to settings of aiokprod. Arguments that were not given are
+    UNSET.
 
     Names that aiokafka does not have are passed on; `Producer` rejects those that it does not have
     either.
 
     Raises:
-        ConfigError: an argument is invalid, or has no equivalent. It is a ValueError, as
-            aiokafka's, with aiokafka's words at its beginning.
+        ConfigError: an argument is invalid or has no equivalent. Like aiokafka's error it is a
+            ValueError, and its text begins with that of aiokafka.
     """
     if defaults not in ("aiokprod", "aiokafka"):
         raise ConfigError(f'defaults={defaults!r}: choose "aiokprod" or "aiokafka"')
-    # FastStream passes aiokafka's own mark of an argument that is not given.
+    # FastStream passes aiokafka's marker for an argument that is not given.
     marks = (UNSET, _theirs())
     chosen = {name: value for name, value in given.items() if not any(value is x for x in marks)}
     differences = () if defaults == "aiokafka" else _differences(chosen)
@@ -191,8 +192,9 @@ def _batches(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 def _timeouts(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
-    """aiokafka has one timeout for a request, for a record in its buffer and for a call of `send`;
-    a record that is in a request when it has passed may take as long again."""
+    """Translate aiokafka's single timeout, which applies to a request, to a record in the buffer
+    and to a call of `send`. A record that is in a request when the timeout expires may take that
+    long again."""
     timeout = chosen.pop("request_timeout_ms", UNSET)
     if timeout is not UNSET:
         if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 1:
@@ -208,7 +210,7 @@ def _timeouts(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
     if backoff is not UNSET:
         settings["retry_backoff_ms"] = backoff
         if "retry_backoff_max_ms" not in chosen:
-            settings["retry_backoff_max_ms"] = backoff  # aiokafka's does not grow
+            settings["retry_backoff_max_ms"] = backoff  # aiokafka's backoff does not grow
 
 
 def _security(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -235,11 +237,11 @@ def _security(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
             "advertised.listeners; use names there that the KDC has"
         )
     if not protocol.startswith("SASL_"):
-        return  # as aiokafka, which ignores them then
+        return  # like aiokafka, which ignores them then
     mechanism = "PLAIN" if sasl["sasl_mechanism"] is UNSET else sasl["sasl_mechanism"]
     settings["sasl_mechanism"] = mechanism
     if mechanism in ("PLAIN", "OAUTHBEARER") and protocol == "SASL_PLAINTEXT":
-        # As aiokafka, which only logs a warning.
+        # aiokafka only logs a warning.
         settings["sasl_allow_cleartext"] = chosen.pop("sasl_allow_cleartext", True)
     for name, ours in _SASL.items():
         if ours and sasl[name] is not UNSET and sasl[name] is not None:
@@ -255,4 +257,4 @@ _SASL: Final = {
     "sasl_oauth_token_provider": "sasl_token_provider",
     "sasl_kerberos_service_name": "sasl_kerberos_service_name",
 }
-"""aiokafka's arguments of SASL, and the settings with their values."""
+"""aiokafka's SASL arguments, and the settings that take their values."""

@@ -10,11 +10,11 @@ from aiokprod.observer import Observer
 
 
 class BootstrapWatch(Observer):
-    """Keeps the newest metadata.
+    """Keeps the latest metadata.
 
     Attributes:
         servers: number of bootstrap servers.
-        snapshot: the newest metadata; without topics and brokers before the first response.
+        snapshot: the latest metadata; without topics and brokers before the first response.
     """
 
     def __init__(self) -> None:

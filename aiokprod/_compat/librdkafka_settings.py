@@ -21,7 +21,7 @@ from aiokprod.security import OidcTokens, Secret
 
 
 class Support(enum.Enum):
-    """What happens to a setting."""
+    """The treatment of a setting."""
 
     SAME = "supported"
     TRANSLATED = "translated"
@@ -37,7 +37,8 @@ class Key:
         setting: the setting of aiokprod; "" if there is none.
         note: the difference, or the reason why the setting has no effect or is refused.
         convert: the value for `setting`; None keeps it.
-        accepted: values of a refused setting that ask for what aiokprod does anyway, lower case.
+        accepted: values of a refused setting, in lower case, that are accepted because they
+            describe what aiokprod does anyway.
     """
 
     support: Support
@@ -61,7 +62,7 @@ def _bytes_of_kbytes(name: str, value: Any) -> int:
 
 
 def _delivery_timeout(name: str, value: Any) -> int:
-    """0 is without a limit in librdkafka; the longest here is 24 days."""
+    """In librdkafka 0 means no limit; the longest timeout here is 24 days."""
     return _number(name, value) or 2**31 - 1
 
 
@@ -82,7 +83,7 @@ def _refresh_interval(name: str, value: Any) -> int:
 
 
 def _system_default(name: str, value: Any) -> int:
-    """0 is the system's size of a socket buffer in librdkafka, -1 is it here."""
+    """The system's default size of a socket buffer is 0 in librdkafka and -1 here."""
     return _number(name, value) or -1
 
 
@@ -111,7 +112,7 @@ def _refused(note: str, *accepted: str) -> Key:
 
 
 def _with_setting(name: str, key: Key) -> Key:
-    """The row of a translated setting with the field of that meaning."""
+    """The row of a setting that is translated, with the field of the same meaning."""
     if key.support is not Support.TRANSLATED:
         return key
     return replace(key, setting=LIBRDKAFKA.get(name, name.replace(".", "_")) or "")
@@ -335,9 +336,9 @@ def _text(value: Any) -> str:
 
 @redacted(ConfigError)
 def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
-    """Settings of aiokprod for a configuration of librdkafka.
+    """Translate a configuration of librdkafka to settings of aiokprod.
 
-    Settings that are not given have aiokprod's defaults, except for the partitioner: that is
+    Settings that are not given have aiokprod's defaults, except for the partitioner: its default is
     librdkafka's, so that keys stay in their partitions.
 
     Raises:
@@ -444,7 +445,7 @@ def _oidc(special: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 def _cleartext(settings: dict[str, Any]) -> None:
-    """librdkafka allows PLAIN and OAUTHBEARER without TLS."""
+    """Allow PLAIN and OAUTHBEARER without TLS, like librdkafka."""
     if _text(settings.get("security_protocol", "")) == "sasl_plaintext" and _text(
         settings.get("sasl_mechanism", "")
     ) in ("plain", "oauthbearer"):

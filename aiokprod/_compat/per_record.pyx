@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What the compatible producers do once for each record: results of futures, headers, UUIDs."""
+"""Results of futures, headers and UUIDs: the work of the compatible producers for each record."""
 
 from os import urandom
 
@@ -11,13 +11,13 @@ from aiokprod._core.batch cimport RecordMetadata
 
 
 cdef class FutureResults:
-    """Makes the callbacks of the records of one producer. Holds no reference to the producer, so
-    that one that is dropped without `stop` can be collected.
+    """Creates the callbacks of the records of one producer. It holds no reference to the producer,
+    so that a producer that is dropped without `stop` can be collected.
 
     Args:
         metadata_type: aiokafka's `RecordMetadata`, a named tuple of seven fields.
         partition_type: its `TopicPartition`.
-        convert: makes the exception of the future from a `KafkaError`.
+        convert: returns the exception of the future for a `KafkaError`.
         no_result: True for acks=0: the result is None.
     """
 
@@ -27,7 +27,7 @@ cdef class FutureResults:
     cdef object new
     cdef bint no_result
     cdef dict partitions
-    # Of the last record: those of a batch follow each other.
+    # These are cached from the last record, because the records of a batch follow each other.
     cdef object topic
     cdef int partition
     cdef object number
@@ -44,7 +44,7 @@ cdef class FutureResults:
         self.partitions = {}
 
     def of(self, object future not None):
-        """The `on_delivery` callback of the record whose outcome `future` gets."""
+        """The `on_delivery` callback that sets the outcome of a record as that of `future`."""
         cdef FutureResult callback = FutureResult.__new__(FutureResult)
         callback.results = self
         callback.future = future
@@ -75,7 +75,8 @@ cdef class FutureResults:
             self.topic = metadata.topic
             self.partition = metadata.partition
             self.number = metadata.partition
-        # Without the Python frame of the constructor. 0 is CreateTime.
+        # `tuple.__new__` is faster than the constructor, which is a Python function. 0 is
+        # CreateTime.
         return self.new(
             self.metadata_type,
             (metadata.topic, self.number, self.place, metadata.offset, metadata.timestamp_ms,
@@ -92,7 +93,7 @@ cdef class FutureResult:
     cdef FutureResults results
     cdef object future
 
-    @cython.binding(False)  # a builtin method: `submit` need not look for a coroutine function
+    @cython.binding(False)  # builtin: `submit` does not check for a coroutine function
     def deliver(self, RecordMetadata metadata, object error):
         """The record has its outcome: one of the arguments is None."""
         self.results.give(self.future, metadata, error)

@@ -34,7 +34,7 @@ class Check(Protocol):
         """
 
     def parse(self, name: str, text: str) -> object:
-        """The value of this text in a Java properties file, not yet validated.
+        """Parse a value in a Java properties file. The result is not yet validated.
 
         Raises:
             ConfigError: the text has the wrong type.
@@ -42,7 +42,7 @@ class Check(Protocol):
 
 
 def invalid_setting(name: str, value: object, fix: str) -> ConfigError:
-    """The error of an invalid value. Only for settings that contain no secret."""
+    """The error for an invalid value. Used only for settings that contain no secret."""
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:80] + "…"
@@ -76,7 +76,7 @@ class IntRange:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A bool, or None for "not set" if it is optional."""
+    """A bool; None stands for "not set" if the setting is optional."""
 
     optional: bool = False
 
@@ -101,7 +101,7 @@ class Choice:
     """Checks that a setting is one of a few strings. Others may be known but not supported yet.
 
     Attributes:
-        any_case: values from a mapping may be in any case, as in Java.
+        any_case: values from a mapping may be in any case, like in Java.
     """
 
     names: tuple[str, ...]
@@ -133,7 +133,7 @@ LEVELS: Final = {
     "lz4": IntRange(1, 17),
     "zstd": IntRange(-131_072, 22),
 }
-"""Of the codecs that have levels."""
+"""The levels of the codecs that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
 
     Source: Java `Utils.getHost`, `Utils.getPort`.
     """
-    if "@" in entry:  # not shown: the part before it may contain a password
+    if "@" in entry:  # the port is not shown: the part before it may contain a password
         raise ConfigError(
             f"{name}: an address has user information before '@': use \"host:port\", and "
             "sasl_username and sasl_password for credentials"
@@ -257,8 +257,9 @@ _CALLBACK: Final = "pass on_delivery= to submit or try_submit, or await the Deli
 _LOGGING: Final = "leave it out; set the level of the logger 'aiokprod' with the logging module"
 _NOT_YET: Final = "not in this version yet; leave it out"
 
-# What to do about keys without a field of another name, see `foreign_names`: settings of clients
-# that have no meaning here or are passed as objects, and keys of brokers, topics and consumers.
+# Advice for keys that no field replaces under another name (see `foreign_names`): settings of
+# clients that have no meaning here or are passed as objects, and keys of brokers, topics and
+# consumers.
 _HINTS: Final[dict[str, str]] = {
     "key.serializer": _OBJECTS.format("key_serializer=..."),
     "value.serializer": _OBJECTS.format("value_serializer=..."),
@@ -331,14 +332,15 @@ _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
 
 
 _CLIENTS: Final = {"java": "the Java client"}
-"""How texts name a client, if not by its key in `foreign_names`."""
+"""Names of clients in texts, where they differ from the keys in `foreign_names`."""
 
 _MISSPELT: Final = 0.9
-"""Similarity above which a key is taken for a misspelt setting."""
+"""Similarity above which a key is considered a misspelt setting."""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """The error of an unknown key: what to use instead, or the most similar setting."""
+    """The error for an unknown key. Its text says what to use instead, or names the most similar
+    setting."""
     fields = list(known)
     if (ours := key.replace(".", "_")) in fields:
         return ConfigError(
@@ -369,7 +371,7 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
 
 
 def _use_replacement(name: str) -> str | None:
-    """What to do about another client's name of a field."""
+    """The advice for another client's name of a field."""
     field = replacement(name)
     if field is None:
         return None

@@ -1,6 +1,6 @@
 """Producer settings of other clients, and the fields of `ProducerConfig` that replace them.
 
-Plain data. Names are in lower case with dots, as in properties files; aiokafka and kafka-python
+Plain data. Names are in lower case with dots, like in properties files; aiokafka and kafka-python
 write them with underscores. A name that is not listed and is spelled as a field, `linger.ms` for
 `linger_ms`, means the same here. None stands for a setting without a counterpart: an object that is
 passed to `Producer` instead, or nothing at all.
@@ -126,7 +126,7 @@ LIBRDKAFKA: Final[dict[str, str | None]] = {
     "ssl.engine.id": None,
     "ssl.engine.location": None,
     "ssl.key.pem": "ssl_keystore_key",
-    # A PKCS#12 file there, PEM here: the name is the same.
+    # The name is the same, but the file is PKCS#12 there and PEM here.
     "ssl.keystore.location": None,
     "ssl.keystore.password": None,
     "ssl.providers": None,
@@ -212,7 +212,7 @@ VALUES: Final[dict[str, str]] = {
     "sasl.oauthbearer.token.endpoint.url": "OidcTokens(...), see docs/security.md",
     "ssl.check.hostname": 'the text "https" or "", not a bool',
 }
-"""Where the value has another unit, type or meaning than the field's: what the field takes."""
+"""The values that the field accepts, for settings whose value has another unit, type or meaning."""
 
 
 def dotted(name: str) -> str:
@@ -221,7 +221,7 @@ def dotted(name: str) -> str:
 
 
 def replacement(name: str) -> str | None:
-    """The field that replaces a setting of any of the clients; None if no client has one of this
+    """The field that replaces a setting of another client; None if no client has a setting of this
     name with a counterpart here."""
     key = dotted(name)
     return next((table[key] for table in FOREIGN_NAMES.values() if table.get(key)), None)

@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Needs(enum.Enum):
-    """The settings a mechanism authenticates with."""
+    """The settings with which a mechanism authenticates."""
 
     PASSWORD = "sasl_username and sasl_password, or sasl_credentials"  # noqa: S105
     TOKEN = "sasl_token_provider"  # noqa: S105
@@ -25,10 +25,10 @@ class MechanismSpec:
     """One SASL mechanism.
 
     Attributes:
-        name: as in SaslHandshake and the setting sasl_mechanism.
-        module: of its implementation in `aiokprod._net.sasl`.
-        needs: what it authenticates with.
-        sends_in_clear: without TLS, an eavesdropper could reuse what it sends.
+        name: its name in SaslHandshake and the setting sasl_mechanism.
+        module: the module of its implementation in `aiokprod._net.sasl`.
+        needs: the settings with which it authenticates.
+        sends_in_clear: without TLS, an eavesdropper could reuse the data that it sends.
         delegation_tokens: it can authenticate with delegation tokens (KIP-48).
     """
 

@@ -1,6 +1,6 @@
 """The setting `topic_profiles`: its patterns, and the settings that apply to a topic.
 
-A pattern is a topic name in which ``*`` stands for any characters, also none, and ``?`` for one.
+A pattern is a topic name in which ``*`` stands for any characters or none, and ``?`` for one.
 The first pattern that matches a topic decides.
 """
 
@@ -33,8 +33,8 @@ _TRANSACTIONAL_GROWTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ProfilesCheck:
-    """A mapping from patterns to profiles, or a sequence of pairs, because the order matters; made
-    into a tuple of pairs."""
+    """A mapping from patterns to profiles, or a sequence of pairs. It is converted to a tuple of
+    pairs, because the order matters."""
 
     def validate(self, name: str, value: object) -> Profiles:
         items = tuple(value.items()) if isinstance(value, Mapping) else value
@@ -73,7 +73,7 @@ def _check_pattern(name: str, pattern: Any) -> None:
 
 
 def profiles_of(config: ProducerConfig) -> Profiles:
-    """The profiles of a configuration, as `ProfilesCheck` has made them."""
+    """The profiles of a configuration: the tuple that `ProfilesCheck` returned."""
     return cast(Profiles, config.topic_profiles)
 
 
@@ -83,7 +83,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def covers(earlier: str, later: str) -> bool:
-    """True only if each topic of the pattern `later` is also one of `earlier`."""
+    """True only if every topic that matches `later` also matches `earlier`."""
     # The pattern `later` itself is matched, as if it were a topic. No wildcard but "*" may accept
     # its "*", which stands for text of any length. Next to a "*" of `earlier`, a "?" may therefore
     # skip any number of "*" before the one character that it accepts.
@@ -123,7 +123,7 @@ def default_elastic_batch_size(
 class EffectiveSettings:
     """The settings that apply to a topic: those of its profile, else those of the producer.
 
-    Attributes: as in `ProducerConfig`.
+    Attributes: see `ProducerConfig`.
         own_linger: its profile has a `linger_ms`, so `adaptive_linger` does not apply.
     """
 

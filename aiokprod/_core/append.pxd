@@ -37,7 +37,7 @@ cdef class Appender:
     cdef object unix_ms
     cdef SerializerPair serializers
     cdef HookCalls hooks     # None if there are none
-    cdef HookCalls reporter  # the same object; set also if `hooks` is None
+    cdef HookCalls reporter  # the same object; set even if `hooks` is None
     cdef object partitioner
     cdef object check_partition
     cdef public object snapshot  # written by `Runtime`
@@ -89,9 +89,9 @@ cdef class Appender:
 
     cdef inline int32_t partition_of(self, TopicSlot topic, int32_t partition, bint sticky,
                                      uint32_t hashed) noexcept:
-        """The given partition, the sticky one, or the one of the key's hash. -1 if `open_new_batch`
-        has to choose another sticky partition. That is at twice `sticky_limit`, because the sticky
-        partition is kept until its batch is full."""
+        """The given partition, the sticky one, or the one for the key's hash. Returns -1 if
+        `open_new_batch` has to choose another sticky partition. This happens at twice
+        `sticky_limit`, because the sticky partition is kept until its batch is full."""
         cdef uint32_t total
         if sticky:
             return topic.sticky if topic.sticky_bytes < 2 * topic.sticky_limit else -1

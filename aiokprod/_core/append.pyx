@@ -4,8 +4,8 @@
 The fast path takes records that need no decision: the topic is known, key and value are bytes or a
 serializer returns bytes for them, and the buffer and the open batch have room. It calls
 interceptors, serializers and a custom partitioner itself. All other records take the slow path,
-which raises the errors. What is decided once per batch (a new batch, the next sticky
-partition) is in Python: the `open_new_batch` callback.
+which raises the errors. Decisions that are made once per batch (a new batch, the next sticky
+partition) are made in Python by the `open_new_batch` callback.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartitioner` (KIP-794).
 """
@@ -49,7 +49,7 @@ cdef extern from "pythread.h":
 
 @cython.freelist(256)
 cdef class SubmitAwaitable:
-    """What `submit` returns: await it for the `Delivery`. The record is already in a batch.
+    """The result of `submit`: await it for the `Delivery`. The record is already in a batch.
 
     Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
@@ -78,7 +78,7 @@ cdef class SubmitAwaitable:
             return place
         raise StopIteration(self.delivery)
 
-    # `submit_next` below takes the place of `__next__` in awaits.
+    # `submit_next` below replaces `__next__` in awaits.
 
     # The rest of the coroutine interface, so that `asyncio.create_task` accepts the object.
     def send(self, value):
@@ -159,7 +159,7 @@ cdef class Appender:
         partitioner: the function that chooses a partition, with the arguments of
             `Partitioner.partition`; None for the built-in partitioner.
         check_partition: called with (result, topic, snapshot) if the result of the partitioner is
-            no partition of the topic; returns a partition or raises the error.
+            not a partition of the topic; returns a partition or raises the error.
         yield_queue: decides which tasks have to wait after their record.
         ignore_keys: records with a key go to the sticky partition too.
 
@@ -168,11 +168,11 @@ cdef class Appender:
         calls_user: user code is called for each record: serializers, interceptors, plug-ins or a
             partitioner.
         topics: the topics that the fast path knows.
-        snapshot: the metadata that a partitioner gets, those of `topics`.
+        snapshot: the metadata that are passed to a partitioner; they contain `topics`.
     """
 
     def __cinit__(self, *, YieldQueue yield_queue not None, **options):
-        # Set here, not in `__init__`, because its fields are read without a check for None.
+        # This is set here, not in `__init__`, because its fields are read without a check for None.
         self.yield_queue = yield_queue
 
     def __init__(self, *, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
@@ -187,7 +187,7 @@ cdef class Appender:
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
         # A record that does not fit into the whole memory together with a `Delivery` is too large
-        # for bulk calls too, so that they accept or refuse it however much memory is in use.
+        # for bulk calls too, so that they accept or refuse it independently of the memory in use.
         self.max_request_size = min(max_request_size, memory.limit - CHARGE + BATCH_HEADER)
         self.ignore_keys = ignore_keys
         self.serializers = serializers
@@ -199,7 +199,7 @@ cdef class Appender:
         self.calls_user = ((serializers is not None and not serializers.plain)
                            or self.hooks is not None or partitioner is not None)
 
-    # -- one record -----------------------------------------------------------------------------
+    # -- single records -------------------------------------------------------------------------
 
     def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None,
                headers=None, on_delivery=None):
@@ -242,7 +242,7 @@ cdef class Appender:
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
                    headers=None, on_delivery=None):
         """Append a record and return its `Delivery`. If it needs the slow path, return the
-        `SerializedRecord` with which that continues, or None if no user code was called."""
+        `SerializedRecord` with which that path continues, or None if no user code was called."""
         cdef Delivery delivery = None
         cdef object result
         if not self.calls_user:
@@ -282,9 +282,9 @@ cdef class Appender:
 
     cdef PyObject* find_topic(self, object topic) except? NULL:
         """The topic's `TopicSlot`; NULL if the fast path may append no record to the topic now."""
-        # The producer's loop runs in `self.thread`, so comparing threads is enough. That the loop
-        # still runs is checked once per loop pass and every 64 records: asyncio's check costs a
-        # system call.
+        # It is enough to compare threads, because the producer's loop runs in `self.thread`.
+        # Whether the loop is still running is checked only once per loop pass and every 64 records,
+        # because asyncio's check costs a system call.
         if not self.enabled or PyThread_get_thread_ident() != self.thread:
             return NULL
         if type(topic) is not str or (not self.yield_queue.pass_open and not self.open_pass()):
@@ -293,8 +293,8 @@ cdef class Appender:
 
     cdef object prepare(self, object topic, object value, object key, object partition,
                         object timestamp_ms, object headers):
-        """As `try_append`, for a record that `fast` has not appended."""
-        # Arguments that the slow path refuses must be found before user code is called.
+        """Like `try_append`, for a record that `fast` has not appended."""
+        # Find arguments that the slow path would refuse before user code is called.
         if not self.accepts(topic, partition, timestamp_ms, headers):
             return None
         if not self.calls_user and is_payload(value) and is_payload(key):
@@ -316,8 +316,8 @@ cdef class Appender:
     cdef object append_serialized(self, str topic, object value, object key, object partition,
                                   object timestamp_ms, object headers):
         """Serialize and append a record of a producer without hooks and partitioner: its
-        `Delivery`, or a `SerializedRecord` if it needs the slow path. It is made only then, because
-        making it takes longer than the rest of this method."""
+        `Delivery`, or a `SerializedRecord` if it needs the slow path. The `SerializedRecord` is
+        created only then, because creating it takes longer than the rest of this method."""
         cdef SerializedRecord record
         cdef Delivery delivery
         cdef object sent_key = None, sent_value = None, failure = None
@@ -332,7 +332,7 @@ cdef class Appender:
                 has_value = True
                 if is_payload(sent_value):
                     is_serialized = True
-                    # Check all conditions again, because serializers are Python code.
+                    # Check all conditions again: the serializers may have changed them.
                     self.yield_queue.check_slice()
                     delivery = self.fast(topic, sent_value, sent_key, partition, timestamp_ms,
                                          headers)
@@ -356,7 +356,7 @@ cdef class Appender:
 
     cdef object append_hooked(self, object topic, object value, object key, object partition,
                               object timestamp_ms, object headers):
-        """As `append_serialized`, with hooks or a partitioner."""
+        """Like `append_serialized`, for a producer with hooks or a partitioner."""
         cdef SerializedRecord record = SerializedRecord.__new__(SerializedRecord)
         cdef HookedRecord hooked
         if self.hooks is None:
@@ -405,7 +405,8 @@ cdef class Appender:
             partition = self.choose(record, topic, value, key, final_headers)
             if partition is None:
                 return record
-        # Check all conditions again, because all of these are Python code.
+        # Check all conditions again: serializers, plug-ins and the partitioner may have changed
+        # them.
         self.yield_queue.check_slice()
         try:
             delivery = self.fast(topic, record.value, record.key, partition, timestamp_ms,
@@ -457,9 +458,11 @@ cdef class Appender:
         """Append a checked record, if there is memory for it; an `AppendResult`.
 
         Args:
-            partition: None means by key, or the sticky one.
-            reservation: its bytes are used up, even if the record takes fewer, and it receives the
-                handle, which gets its `on_delivery`, in one step with the append.
+            partition: None stands for the partition of the key or, without a key, the sticky
+                partition.
+            reservation: a reservation of memory for the record. The append consumes its bytes, even
+                if the record takes fewer, and in the same step stores the handle in it and gives
+                its `on_delivery` to the handle.
             permit: a granted `QuotaWaiter`, which is needed to open a batch for a broker for which
                 other callers wait.
             hooked: from now on the batch reports the outcome to its hooks.
@@ -594,20 +597,20 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
            on_delivery=None):
     """Put one record into a batch: `delivery = await producer.submit(...)`.
 
-    Arguments as `send`. Awaiting returns once the record is in a batch. It suspends only while
-    metadata is missing, while memory is short, or if this task keeps sending after the loop's
+    For the arguments, see `send`. Awaiting returns once the record is in a batch. It suspends only
+    while metadata is missing, while memory is short, or if this task keeps sending after the loop's
     time slice of 1 ms is over: then other tasks continue first. If that last wait is cancelled
     (`wait_for`), the record is in a batch already. The `Delivery` is an awaitable for the
     `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`. A
     failure that no task awaits is reported to the observer and logged, once per batch.
 
     `on_delivery(metadata, error)` is called once with the record's outcome, by the loop and in a
-    copy of the present context, if the record was put into a batch: a `RecordMetadata` and None, or
-    None and a `KafkaError`, whose outcome is NOT_SENT if the record was withdrawn. It takes the
-    arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome even if
-    the handle is cancelled after the record was sent.
+    copy of the current context, if the record was put into a batch: with a `RecordMetadata` and
+    None, or with None and a `KafkaError`, whose outcome is NOT_SENT if the record was withdrawn. It
+    takes the arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome
+    even if the handle is cancelled after the record was sent.
 
-    Raises (at the call or on await): as `send`, except for the errors of the delivery itself.
+    Raises (at the call or on await): see `send`, except for the errors of the delivery itself.
     WrongLoop is raised at the call.
 
     Counts as a coroutine function for `inspect` and `asyncio`, so that frameworks that run plain

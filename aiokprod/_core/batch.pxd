@@ -49,10 +49,10 @@ cdef class BatchCore:
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
-    cdef object context              # of the newest callback; shared by equal contexts
+    cdef object context              # context of the newest callback; shared by equal contexts
     cdef bint tokens_sorted
     cdef list tokens                 # lists of (index, token) pairs, None without tokens
-    cdef object hooks                # what gets the tokens back, None without tokens
+    cdef object hooks                # the object that gets the tokens back, None without tokens
     cdef bint is_part
     cdef public Py_ssize_t limit     # written by `RecordAccumulator`: elastic batches grow
     cdef double ratio

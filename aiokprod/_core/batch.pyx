@@ -45,7 +45,7 @@ cdef extern from "Python.h":
     void PyErr_SetObject(object, object) noexcept
     void PyObject_GC_UnTrack(PyObject*) noexcept
 
-# For Python; the states are explained in batch.pxd.
+# These are for Python code; batch.pxd explains the states.
 OPEN = S_OPEN
 SEALED = S_SEALED
 FINISHED = S_FINISHED
@@ -55,13 +55,14 @@ FAILED = S_FAILED
 
 cdef enum:  # kinds of callbacks
     SHARED_CONTEXT = 0     # runs in a copy of the context
-    GIVEN_CONTEXT = 1      # runs in the very context
-    ON_DELIVERY = 2        # as SHARED_CONTEXT; called with the outcome, also if the wait has ended
+    GIVEN_CONTEXT = 1      # runs in the context itself
+    ON_DELIVERY = 2        # like SHARED_CONTEXT; called with the outcome even if the wait has ended
 
 
 @cython.freelist(64)
 cdef class RecordMetadata:
-    """Where an acknowledged record is. `offset` is None if the broker did not return it."""
+    """Partition and offset of an acknowledged record. `offset` is None if the broker did not return
+    it."""
 
     __match_args__ = ("topic", "partition", "offset", "timestamp_ms",
                       "serialized_key_size", "serialized_value_size")
@@ -170,7 +171,7 @@ cdef class BatchCore:
         return self.has_room(size)
 
     cdef char* grow(self, Py_ssize_t size) except NULL:
-        """Make room for `size` more bytes; returns the position at which to write them."""
+        """Reserve room for `size` more bytes; returns the position at which to write them."""
         cdef Py_ssize_t wanted = self.length + size
         if wanted > self.capacity:
             self.resize(max(wanted, 2 * self.capacity, 512))
@@ -210,7 +211,7 @@ cdef class BatchCore:
             index += 1
         return 0
 
-    # -- life -----------------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------
 
     @property
     def size(self):
@@ -237,7 +238,7 @@ cdef class BatchCore:
         return max(0, self.record_count - watched - self.bulk_count)
 
     def seal(self):
-        """Take no more records. They can still be withdrawn."""
+        """Accept no more records. Records can still be withdrawn."""
         if self.state == S_OPEN:
             self.state = S_SEALED
 
@@ -274,7 +275,7 @@ cdef class BatchCore:
 
     def acknowledge(self, int64_t base_offset, int64_t log_append_time=-1, view=None):
         """All records are in the log, from `base_offset` on (-1: unknown). `log_append_time` in ms;
-        -1 if the records keep their own timestamps. `view` is what plug-ins get as the batch.
+        -1 if the records keep their own timestamps. `view` is passed to plug-ins as the batch.
 
         False if the batch had its outcome already; the first one stands.
         """
@@ -291,7 +292,7 @@ cdef class BatchCore:
 
     def fail(self, error, dict record_errors=None, view=None):
         """All records have failed with `error`, except those whose position is in `record_errors`.
-        `view` is what plug-ins get as the batch.
+        `view` is passed to plug-ins as the batch.
 
         False if the batch had its outcome already; the first one stands.
         """
@@ -339,7 +340,7 @@ cdef class BatchCore:
         return self.divide(payload, bounds, offsets)
 
     cdef list divide(self, bytes payload, list bounds, list offsets):
-        """Make part i from the records [bounds[i], bounds[i + 1]), which begin at byte
+        """Create part i from the records [bounds[i], bounds[i + 1]), which begin at byte
         offsets[i]."""
         cdef const char* start = PyBytes_AS_STRING(payload)
         cdef BatchCore part
@@ -416,12 +417,12 @@ cdef class BatchCore:
 
     cdef int add_token(self, object hooks, Py_ssize_t number, int32_t index,
                        object token) except -1:
-        """Keep a token of record `index`. `hooks.settled(core, tokens, view)` gets it with the
-        outcome, `hooks.withdrawn(core, tokens)` if the record is withdrawn: one of them, once.
+        """Keep a token of record `index`. It is passed once: to `hooks.settled(core, tokens, view)`
+        with the outcome, or to `hooks.withdrawn(core, tokens)` if the record is withdrawn.
 
         Args:
-            number: of the list the token belongs to; `tokens` has a list of (index, token) pairs
-                for each number.
+            number: number of the list to which the token is appended; `tokens` has a list of
+                (index, token) pairs for each number.
         """
         cdef list pairs
         if self.tokens is None:
@@ -462,7 +463,7 @@ cdef class BatchCore:
         return placed
 
     cdef int divide_tokens(self, list parts, list bounds) except -1:
-        """Hand the tokens over to the parts that have their records."""
+        """Move the tokens to the parts that have their records."""
         cdef Py_ssize_t number, part
         cdef list pairs
         for number, pairs in enumerate(self.placed_tokens()):
@@ -526,7 +527,8 @@ cdef class BatchCore:
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:
             self.waiters = [delivery]
-            # Its elements are not tracked by the collector, which therefore need not walk it.
+            # Its elements are not tracked by the garbage collector, so this list does not have to
+            # be tracked either.
             PyObject_GC_UnTrack(<PyObject*>self.waiters)
         else:
             if (<Delivery>self.waiters[-1]).index > delivery.index:
@@ -535,7 +537,8 @@ cdef class BatchCore:
         return 0
 
     cdef int wake(self) except -1:
-        """Schedule callbacks of watched records, in the order they were appended."""
+        """Schedule the callbacks of watched records, in the order in which the records were
+        appended."""
         cdef list waiters = self.waiters
         if waiters is None:
             return 0
@@ -553,8 +556,9 @@ cdef class BatchCore:
 
 
 def report_withdrawals_with(make):
-    """Set the function that makes the error of a withdrawn record for `on_delivery` from a message,
-    topic and partition. The core does not import the errors of the package."""
+    """Set the function that creates the error of a withdrawn record for `on_delivery`; its
+    arguments are a message, topic and partition. It is set because the core does not import the
+    errors of the package."""
     global _withdrawn_error
     _withdrawn_error = make
 
@@ -562,8 +566,8 @@ def report_withdrawals_with(make):
 class WaitExpired(Exception):
     """The deadline of `send` has ended the wait for its record.
 
-    It is no CancelledError: if the task is cancelled before it wakes, asyncio puts a CancelledError
-    in place of any other exception, so the two can be told apart.
+    It is not a CancelledError: if the task is cancelled before it wakes, asyncio replaces any other
+    exception with a CancelledError, so the two can be told apart.
     """
 
 
@@ -581,8 +585,8 @@ def _index(tuple pair not None):
 @cython.freelist(8)
 @cython.no_gc
 cdef class Extras:
-    """Callbacks after the first one (function, context and kind of each), which few handles
-    have."""
+    """The callbacks after the first one (function, context and kind of each). Few handles have
+    any."""
 
 
 @cython.freelist(1024)
@@ -611,7 +615,7 @@ cdef class Delivery:
 
     @property
     def withdrawn(self):
-        """True if the record was taken out before it was sent: it is not in the log."""
+        """True if the record was withdrawn before it was sent: it is not in the log."""
         return bool(self.is_withdrawn)
 
     def get_loop(self):
@@ -633,7 +637,7 @@ cdef class Delivery:
 
     @property
     def _cancel_message(self):
-        # Read by `asyncio.gather(..., return_exceptions=True)` for cancelled futures.
+        # `asyncio.gather(..., return_exceptions=True)` reads this for cancelled futures.
         if self.is_withdrawn:
             return "record withdrawn before it was sent: it is not in the log"
         return "stopped waiting for a record in flight: its outcome is unknown"
@@ -683,7 +687,7 @@ cdef class Delivery:
     def add_done_callback(self, fn, *, context=None):
         """Schedule `fn(delivery)` by `loop.call_soon` once the outcome is known.
 
-        It runs in `context`, by default in a copy of the present one. Raises TypeError if `fn` is
+        It runs in `context`, by default in a copy of the current one. Raises TypeError if `fn` is
         not a plain callable.
         """
         if not is_plain_callable(fn):
@@ -712,7 +716,7 @@ cdef class Delivery:
         return 0
 
     def remove_done_callback(self, fn):
-        """Remove all registrations of `fn`; the number removed."""
+        """Remove all registrations of `fn`; returns their number."""
         cdef list entries
         cdef list kept = []
         cdef Py_ssize_t i
@@ -738,8 +742,8 @@ cdef class Delivery:
         return not self.is_cancelled or (self.kind == ON_DELIVERY and not self.is_withdrawn)
 
     cdef int attach(self, object fn) except -1:
-        """Call `fn(metadata | None, error | None)` through the loop once the record has its
-        outcome. One per record, set right after the append."""
+        """Let the loop call `fn(metadata | None, error | None)` once the record has its outcome.
+        Only one per record, set directly after the append."""
         try:
             self.core.context = context = present_context(self.core.context)
             self.add_callback(fn, context, ON_DELIVERY)
@@ -751,12 +755,12 @@ cdef class Delivery:
         return 0
 
     cdef bint has_outcome(self) except -1:
-        """True if it is known what became of the record, not only that a wait has ended."""
+        """True if the outcome of the record is known. False if only a wait has ended."""
         cdef int32_t index = self.index
         return self.is_withdrawn or self.core.locate(&index).state >= S_ACKNOWLEDGED
 
     cdef bint has_due(self) except -1:
-        """True if it has a callback that has to run now that it is done."""
+        """True if it has a callback that has to run because it is done."""
         return self.callback is not None and (
             self.kind != ON_DELIVERY or self.has_more() or self.has_outcome()
         )
@@ -837,12 +841,12 @@ cdef class Delivery:
         try:
             if self.is_withdrawn:
                 self.core.on_withdrawn(self.index)
-        finally:  # also if a signal handler raised: waiting tasks must wake
+        finally:  # even if a signal handler raised: waiting tasks must wake
             callbacks.schedule()
         return True
 
     cdef int expire(self) except -1:
-        """As `cancel`, by a deadline: `result` raises WaitExpired."""
+        """Like `cancel`, but because a deadline has passed: `result` raises WaitExpired."""
         if not self.is_done():
             self.is_expired = True
             self.cancel()
@@ -952,7 +956,8 @@ cdef class DeliveryCallbacks(Callbacks):
 
 
 cdef Delivery new_delivery(BatchCore core, int32_t index):
-    """Make a `Delivery`. There is no other way, because one without a batch would crash."""
+    """Create a `Delivery`. This is the only way to create one, because a `Delivery` without a batch
+    would crash."""
     cdef Delivery delivery = Delivery.__new__(Delivery)
     delivery.core = core
     delivery.index = index
@@ -960,15 +965,15 @@ cdef Delivery new_delivery(BatchCore core, int32_t index):
 
 
 def handle_of(BatchCore core not None):
-    """A `Delivery` of the newest record of a batch. It is done when the batch is or, if it was
-    split, the last of its parts."""
+    """A `Delivery` of the newest record of a batch. It is done when the batch is done or, if the
+    batch was split, when the last of its parts is."""
     cdef Delivery delivery = new_delivery(core, core.count - 1)
     delivery.of_batch = True  # a task that awaits it waits for the batch, not for that record
     return delivery
 
 
 cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1:
-    """Make room in a batch for a record with this `fields_size`; False if the batch is full."""
+    """Reserve room in a batch for a record with this `fields_size`; False if the batch is full."""
     cdef BatchCore core = <BatchCore>held  # keep it alive: `grow` may call its owner
     cdef Py_ssize_t size = encoded_size(held, timestamp, fields)
     if not core.has_room(size):
@@ -978,8 +983,8 @@ cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """Refuse to make an instance. It is the `tp_new` that other modules and subclasses find; this
-    module calls Cython's function directly."""
+    """Raise an error instead of creating an instance. Other modules and subclasses find this
+    function as `tp_new`; this module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "deliveries are made by producer.submit and try_submit")
     return NULL
 

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
 """Appends the records of bulk calls: columns, rows that need user code, and iterables.
 
-The records get no handles; a `BulkTracker` notes where each of them is.
+The records get no handles; a `BulkTracker` notes the batch and index of each of them.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -37,7 +37,7 @@ cdef extern from *:
     void prefetch "aiokprod_prefetch"(const void*) noexcept nogil
 
 cdef enum:
-    AHEAD = 8              # rows by which values of a column are prefetched
+    AHEAD = 8              # number of rows by which the values of a column are prefetched
 
 
 cdef object bytes_of(PyObject* data):
@@ -148,7 +148,7 @@ cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot to
                 row_headers = tuple(row_headers)
                 if headers_encoded_size(row_headers, &record.header_count) != record.headers_size:
                     break
-            passed = record  # a copy: compilers keep what they pass to other modules in memory
+            passed = record  # a copy: compilers keep data that they pass to other modules in memory
             held = appender.open_batch(topic, place, sticky, &passed,
                                        0, 0, None, None)  # no charge, reservation, permit, result
             if held is NULL:
@@ -175,8 +175,9 @@ def append_column(Appender appender not None, BulkTracker tracker not None,
     or the time slice is over.
 
     Columns are None or lists of equal length, which are not changed during the call; partition -1
-    means by key, or the sticky one. Returns the position of the first record that was not appended:
-    it waits for memory or the next slice, or needs the slow path.
+    stands for the partition of the key or, without a key, the sticky partition. Returns the
+    position of the first record that was not appended: it has to wait for memory or the next slice,
+    or needs the slow path.
     """
     if start < 0:
         raise ValueError("start must not be negative")
@@ -196,7 +197,7 @@ cdef class RecordSource:
     """The records of a `send_many` call, read one after the other by `append_records`.
 
     Args:
-        iterator: of the caller's records.
+        iterator: the iterator of the caller's records.
         kind: their class.
 
     Attributes:
@@ -238,7 +239,7 @@ TupleIterator = type(iter(()))
 def append_objects(Appender appender not None, BulkTracker tracker not None,
                    TopicSlot topic not None, list values not None, list keys, list timestamps,
                    list headers, partition, Py_ssize_t start):
-    """As `append_column`, but each row is appended like a single record, whose key and value are
+    """Like `append_column`, but each row is appended like a single record, whose key and value are
     converted by the serializers.
 
     Returns what `Appender.try_append` returns for the first row that was not appended; None at the
@@ -270,8 +271,8 @@ def append_objects(Appender appender not None, BulkTracker tracker not None,
 
 def append_records(Appender appender not None, BulkTracker tracker not None,
                    RecordSource source not None):
-    """Append records of any topics until the source has ended or the time slice is over, or one was
-    not appended: then `source` has that record.
+    """Append records of any topics until the source has ended, the time slice is over, or a record
+    was not appended. That record is then in `source`.
 
     Returns what `Appender.try_append` returns for that record, else None.
     """
@@ -303,9 +304,9 @@ def append_records(Appender appender not None, BulkTracker tracker not None,
 
 cdef object append_row(Appender appender, BulkTracker tracker, object topic, object value,
                        object key, object partition, object timestamp_ms, object headers):
-    """Append a record of a bulk call and note it in one step. True if that was done, else the
-    result of `Appender.try_append`. That is a `Delivery` if there was no memory to note a record
-    for which user code was called, because it must not be called twice."""
+    """Append a record of a bulk call and note it in one step. Returns True if it was noted, else
+    the result of `Appender.try_append`. The result is a `Delivery` if there was no memory to note a
+    record for which user code was called: that must not be called twice."""
     cdef Delivery delivery = None
     cdef object result
     tracker.prepare(1)  # first: there may be no memory for it

@@ -17,7 +17,7 @@ cdef class BulkTracker:
     cdef int add(self, BatchCore core, int32_t index) except -1
 
     cdef inline int prepare(self, Py_ssize_t records) except -1:
-        """Make room for `records` more records."""
+        """Reserve room for `records` more records."""
         if self.capacity - self.count < records:
             # Grow by half, so that not every call copies.
             self.reserve(max(self.count + records, self.capacity + self.capacity // 2))

@@ -43,7 +43,7 @@ cdef class BulkTracker:
         return 0
 
     cdef int enter(self, BatchCore core) except -1:
-        """Note a batch. Called before a record is written to it, because it may raise
+        """Note a batch. It is called before a record is written to the batch, because it may raise
         MemoryError."""
         self.cores.append(core)
         core.bulk_owner = self.identity

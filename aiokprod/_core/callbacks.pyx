@@ -4,7 +4,7 @@
 A `call_soon` for each of them would cost as much as the callbacks themselves. They run in the same
 pass and order as with separate entries.
 
-Each callback runs in a separate copy of the context in which it was registered, as with
+Each callback runs in a separate copy of the context in which it was registered, like with
 `loop.call_soon`. Most callbacks of a batch are registered in equal contexts, and most do not change
 theirs. Therefore a copy is shared in two places:
 
@@ -14,8 +14,8 @@ theirs. Therefore a copy is shared in two places:
   changes it. The next one gets a new copy.
 
 The content of a context is one object, an immutable mapping (PEP 567), and setting a variable
-replaces it. So two contexts are equal if they hold the identical mapping. It is found by the type's
-`tp_traverse`; if that shows anything else than one mapping, nothing is shared.
+replaces it. So two contexts are equal if they hold the identical mapping. The mapping is found by
+the type's `tp_traverse`; if that visits anything other than one mapping, nothing is shared.
 """
 
 from functools import partial
@@ -89,7 +89,7 @@ cpdef bint is_plain_callable(object fn) except -1:
 
 
 def mark_as_coroutine_function(function not None):
-    """Make `inspect.iscoroutinefunction` true for a compiled function.
+    """Make `inspect.iscoroutinefunction` return True for a compiled function.
 
     Python 3.11 reads the flag of its code object; 3.12 has `inspect.markcoroutinefunction`.
     """
@@ -100,7 +100,7 @@ def mark_as_coroutine_function(function not None):
 
 
 cdef object present_context(object known):
-    """`known` if it has the content of the present context, else a copy of that."""
+    """`known` if it has the content of the current context, else a copy of the current context."""
     cdef object context = PyContext_CopyCurrent()
     cdef PyObject* content = vars_of(context)
     if known is not None and content is not NULL and vars_of(known) is content:
@@ -109,10 +109,10 @@ cdef object present_context(object known):
 
 
 cdef class Callbacks:
-    """Calls with their contexts. Exceptions go to the loop's exception handler, as with
-    `loop.call_soon`.
+    """Calls with their contexts. Exceptions are passed to the loop's exception handler, like those
+    of `loop.call_soon`.
 
-    Derived classes have the calls. Their `take` removes the next one and stores it in `fn`,
+    Derived classes store the calls. Their `take` removes the next call and stores it in `fn`,
     `context`, `first` and, for two arguments, `second`.
     """
 
@@ -170,7 +170,7 @@ cdef class Callbacks:
                 self.handle.cancel()
 
     cdef int run(self) except -1:
-        """Make the calls until one fails or none is left."""
+        """Run the calls until one fails or none is left."""
         cdef object fn, context, first, second
         cdef object shared = None, own = None
         cdef PyObject* content = NULL
@@ -178,7 +178,8 @@ cdef class Callbacks:
         cdef PyObject* arguments[2]
         cdef size_t count
         while self.take():
-            # Local, because the callback may run the loop, and with it the next call.
+            # These variables are local, because the callback may run the loop, and with it the next
+            # call.
             fn, context, first, second = self.fn, self.context, self.first, self.second
             self.fn = self.context = self.first = self.second = None
             count = 2 if self.has_second else 1

@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""Limits of waits for records, `send(timeout=...)`: records with near deadlines share a timer.
+"""Timeouts of waits for records, `send(timeout=...)`: records with similar deadlines share a timer.
 
 A timer of the loop for each record, which is cancelled when the record has its outcome, costs more
 than the record. Deadlines are rounded up to a multiple of a step, a power of two of at most 1/128
 of the timeout, and all records of one multiple share a timer. So a wait ends at most 0.8 % of its
 timeout too late and never too early. Records that have their outcome are removed from time to time,
-so that at most twice as many are kept as are waited for.
+so that at most twice as many records are kept as are still awaited.
 """
 
 from libc.math cimport INFINITY, ceil, frexp, ldexp
@@ -14,7 +14,7 @@ from aiokprod._core.batch cimport Delivery
 
 cdef enum:
     STEPS_LOG2 = 8             # a timeout has between 128 and 256 steps,
-    LEAST_LOG2 = -30           # which are no shorter than this: a deadline is divided by them
+    LEAST_LOG2 = -30           # and a step is at least this long: a deadline is divided by it
     CHECKED_ABOVE = 1 << 30    # s; a larger int may be too large for a float
     FEWEST = 64                # handles of a timer before the first removal
     SLICE = 1024               # records that expire in one pass of the loop
@@ -90,8 +90,8 @@ cdef class Deadlines:
         return len(self.timers)
 
     def watch(self, Delivery delivery not None, double deadline, double timeout):
-        """Let the wait for a record expire at its deadline. Then the record is withdrawn or, if
-        that is too late, only the wait ends. The task that waits gets `WaitExpired`."""
+        """Let the wait for a record expire at its deadline. Then the record is withdrawn or, if it
+        is too late for that, only the wait ends. The waiting task gets `WaitExpired`."""
         cdef int exponent
         cdef double step, time
         cdef _Timer timer = self.latest

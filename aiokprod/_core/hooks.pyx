@@ -29,7 +29,8 @@ cdef class InterceptorCalls:
 
     Args:
         interceptors: the objects.
-        headers_wanted: for each of them, whether `on_acknowledgement` has a parameter `headers`.
+        headers_wanted: for each interceptor, True if its `on_acknowledgement` has a parameter
+            `headers`.
         record_type: the class of records, a dataclass with slots.
     """
 
@@ -44,8 +45,8 @@ cdef class InterceptorCalls:
         return bool(self.interceptors)
 
     def on_send(self, record):
-        """Return the record after all interceptors. One that fails, or returns anything but a
-        valid record, is skipped: the next one gets the previous record."""
+        """Return the record after all interceptors. An interceptor that fails, or returns anything
+        but a valid record, is skipped: the next one gets the previous record."""
         cdef HookedRecord hooked = HookedRecord.__new__(HookedRecord)
         self.pass_on(record, hooked)
         return hooked.record
@@ -96,13 +97,13 @@ cdef class InterceptorCalls:
 
 
 cdef int interrupted(object loop, str what, object error) except -1:
-    """Pass an exception that is no `Exception` from a report of an outcome to the loop's exception
-    handler, so that the other reports are made. Without a loop it is raised."""
+    """Pass a BaseException that is not an Exception, raised while an outcome was reported, to the
+    loop's exception handler, so that the other reports are made. Without a loop it is raised."""
     if loop is None:
         raise error
     context = {"message": f"aiokprod: {what} was interrupted", "exception": error}
     try:
-        # Not called here: a SystemExit that the handler raises would end the reports.
+        # The handler is not called here, because a SystemExit that it raises would end the reports.
         loop.call_soon(loop.call_exception_handler, context)
     except RuntimeError:  # the loop is closed
         loop.default_exception_handler(context)  # logs the error
@@ -122,9 +123,9 @@ cdef class HookCalls:
     - `failed(plugin, method, error)`: logs an exception;
     - `check_headers(headers)`: raises if they are not valid.
 
-    Exceptions of hooks that are no `Exception` (KeyboardInterrupt) are raised to the caller by
-    `on_send` and `on_append`, and the record is refused. From methods that get an outcome they are
-    passed to the exception handler of the loop, and the other reports are made.
+    If `on_send` or `on_append` raises a BaseException that is not an Exception (KeyboardInterrupt),
+    it is raised to the caller, and the record is refused. If a method that gets an outcome raises
+    one, it is passed to the exception handler of the loop, and the other reports are made.
 
     Attributes:
         loop: the producer's loop, once it is started.
@@ -165,7 +166,7 @@ cdef class HookCalls:
 
     cdef HookedRecord begin(self, object topic, object value, object key, object partition,
                             object timestamp_ms, object headers):
-        """As `start`, for the fields of a record, which have been checked."""
+        """Like `start`, for the checked fields of a record."""
         cdef object record
         cdef HookedRecord hooked
         if self.interceptors is None:
@@ -215,7 +216,7 @@ cdef class HookCalls:
         return given
 
     cdef int attach(self, HookedRecord hooked, Delivery delivery, object headers) except -1:
-        """Give the record's batch its tokens, so that it reports the outcome."""
+        """Store the record's tokens in its batch, so that the batch reports the outcome."""
         cdef BatchCore core = delivery.core
         cdef SentRecord sent
         cdef Py_ssize_t number
@@ -244,7 +245,8 @@ cdef class HookCalls:
         """Report the outcome of a batch for the tokens of its records; see `add_token`.
 
         Args:
-            view: what plug-ins get as the batch; None if it failed while a record was appended.
+            view: passed to plug-ins as the batch; None if the batch failed while a record was
+                appended.
         """
         cdef Py_ssize_t number
         if self.interceptors is not None:
@@ -343,8 +345,8 @@ cdef class HookCalls:
 
     @cython.nonecheck(True)
     def end(self, HookedRecord hooked not None, topic, partition, error):
-        """Report a record that failed before it was in a batch, unless that was done before, or its
-        batch reports it."""
+        """Report a record that failed before it was in a batch, unless it was reported before or
+        its batch reports it."""
         cdef Py_ssize_t number
         if hooked.hooks is None:
             return
@@ -361,14 +363,14 @@ cdef class HookCalls:
 cdef class HookedRecord:
     """A record that interceptors or plug-ins may have seen and that is not in a batch yet.
 
-    It is reported as failed at the latest when this object is deleted, for example with a coroutine
-    that is cancelled before it runs.
+    If it was not reported before, it is reported as failed when this object is deleted, for example
+    with a coroutine that is cancelled before it runs.
 
     Attributes:
-        record: as the interceptors returned it; None without interceptors.
-        topic, partition: of that record.
-        headers: as far as they are known: those of the record, then those of the serializers and
-            plug-ins too.
+        record: the record as the interceptors returned it; None without interceptors.
+        topic, partition: topic and partition of that record.
+        headers: the headers as far as they are known: those of the record, later also those of the
+            serializers and plug-ins.
         interceptors_called: number of interceptors whose `on_send` was called.
         plugins_called: number of plug-ins whose `on_append` was called.
     """
@@ -387,4 +389,5 @@ cdef class HookedRecord:
 @cython.freelist(256)
 @cython.no_gc
 cdef class SentRecord:
-    """The token of a record: what `on_acknowledgement` gets besides topic, partition and offset."""
+    """The token of a record: the arguments of `on_acknowledgement` besides topic, partition and
+    offset."""

@@ -4,7 +4,7 @@ from aiokprod._core.batch cimport Delivery
 
 
 cdef class MemoryBudget:
-    # Written by the append paths, `Reservation`, `PartitionSlot.let_go` and `BufferMemory`.
+    # The append paths, `Reservation`, `PartitionSlot.let_go` and `BufferMemory` write this.
     cdef public int64_t used
     cdef public int64_t limit        # constant
     cdef public bint has_waiters     # written by `BufferMemory`

@@ -13,8 +13,8 @@ cdef class MemoryBudget:
         self.has_waiters = False
 
     def on_dropped(self):
-        """A reservation that still had bytes was deleted while calls wait for memory. Called by its
-        finalizer, that is, in any thread and within any other call."""
+        """A reservation that still had bytes was deleted while calls wait for memory. Its finalizer
+        calls this in any thread and within any other call."""
 
 
 cdef class ByteCount:
@@ -27,8 +27,8 @@ cdef class ByteCount:
 cdef class Reservation:
     """Bytes of a budget that are reserved for one record before it is in a batch.
 
-    Granting, using and giving back are single steps, in which no signal handler can raise. Bytes of
-    an interrupted caller are given back when the object is deleted.
+    Granting, using and returning bytes are single steps, in which no signal handler can raise.
+    Bytes of an interrupted caller are returned when the object is deleted.
 
     Attributes:
         delivery: the handle of the record, None until it is in a batch.

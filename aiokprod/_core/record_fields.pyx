@@ -44,7 +44,7 @@ def key_partition(bytes key not None, int32_t partitions):
 
 
 cdef int64_t checked_headers_size(object headers, int64_t* count) except -2:
-    """As `headers_encoded_size`; headers are not None."""
+    """Like `headers_encoded_size`, but `headers` must not be None."""
     cdef int64_t total = 0
     cdef Py_ssize_t name_size, value_size
     cdef object pair, name

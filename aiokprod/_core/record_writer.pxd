@@ -21,7 +21,7 @@ cdef enum:
     BATCH_HEADER = 61      # bytes of a record batch before its records
     CHARGE = 96            # bytes of memory of a `Delivery`, with the allocator's overhead
     CHECK_ROWS = 1024      # rows between two reads of the clock
-    BLOCK = 256            # keys hashed ahead; a power of two, and a divisor of CHECK_ROWS
+    BLOCK = 256            # keys that are hashed ahead; a power of two, and a divisor of CHECK_ROWS
 
 cdef struct Record:
     int64_t timestamp
@@ -97,8 +97,8 @@ cdef inline char* write_deltas(PyObject* held, int64_t timestamp, int prefix) no
 
 
 cdef inline char* begin_record(PyObject* held, const Record* record, int prefix) noexcept:
-    """Write a record up to its value; returns the position of the headers. There must be room. The
-    record is not part of the batch before `end_record`."""
+    """Write a record up to its value; returns the position of the headers. The batch must have room
+    for it. The record becomes part of the batch only with `end_record`."""
     cdef char* p = write_deltas(held, record.timestamp, prefix)
     p = write_field(p, record.key, record.key_size)
     return write_field(p, record.value, record.value_size)

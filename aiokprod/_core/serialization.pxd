@@ -1,5 +1,5 @@
 cdef inline bint is_payload(object data) noexcept:
-    """True for what is appended as it is: bytes or None."""
+    """True for data that are appended unchanged: bytes or None."""
     return data is None or type(data) is bytes
 
 

@@ -35,8 +35,8 @@ cdef class FieldSerializer:
         takes_topic: it is called with (topic, headers, data), else with the data alone.
         second, third: further arguments of the call, unless `second` is None; a `functools.partial`
             costs more.
-        passthrough: it returns bytes unchanged and copies bytearray and memoryview, so that it need
-            not be called for them.
+        passthrough: the serializer returns bytes unchanged and copies bytearray and memoryview, so
+            it is not called for them.
     """
 
     def __init__(self, call, *, bint takes_topic, bint passthrough, second=None, third=None):
@@ -55,8 +55,8 @@ cdef class FieldSerializer:
         return self.convert(topic, headers, data)
 
     cdef object serialize(self, str topic, object headers, object data):
-        """As `convert`, for data that do not pass through."""
-        # [0] is for the function that is called, which may put another argument there.
+        """Like `convert`, for data that are not returned unchanged."""
+        # [0] is left free: vectorcall lets the called function store another argument there.
         cdef PyObject* arguments[4]
         cdef size_t count = 3
         cdef PyObject* found
@@ -99,9 +99,9 @@ cdef class SerializedRecord:
 
     Attributes:
         key: bytes or None; the awaitable that the serializer returned, if it is asynchronous.
-        value: the same for the value, if `has_value`.
-        headers: the list that the serializers were given, and may have appended to; the argument
-            of the call if none takes headers.
+        value: like `key`, for the value, if `has_value`.
+        headers: the list that was passed to the serializers, to which they may have appended; the
+            argument of the call if no serializer takes headers.
         has_value: the value's serializer was called. It is not called while the key is awaitable.
         is_started: the serializers were called. They are not if an interceptor has changed the
             record to one that needs the slow path.
@@ -124,7 +124,7 @@ cdef class SerializerPair:
 
     Attributes:
         plain: both pass bytes through.
-        takes_headers: one of them is called with the headers, and may append to them.
+        takes_headers: a serializer is called with the headers, and may append to them.
     """
 
     def __init__(self, FieldSerializer key not None, FieldSerializer value not None):
@@ -142,7 +142,7 @@ cdef class SerializerPair:
         Args:
             headers: list or tuple of (str, bytes or None) pairs, or None; serializers get a copy as
                 a list.
-            record: receives the results; None makes a new one.
+            record: receives the results; if it is None, a new one is created.
 
         Errors of serializers are not raised, but kept for `take_failure`.
         """

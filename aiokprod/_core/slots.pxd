@@ -16,11 +16,12 @@ cdef class PartitionSlot:
 cdef class TopicSlot:
     cdef readonly str topic
     cdef readonly list slots
-    # Written by `RecordAccumulator.open_new_batch`; -1 by `TopicSlots`: choose another one.
+    # Written by `RecordAccumulator.open_new_batch`, and set to -1 by `TopicSlots`, so that another
+    # one is chosen.
     cdef public int32_t sticky
-    # Counted by the append paths; set to 0 by `RecordAccumulator.open_new_batch`.
+    # The append paths count this; `RecordAccumulator.open_new_batch` sets it to 0.
     cdef public int64_t sticky_bytes
-    cdef readonly int64_t sticky_limit  # bytes after which another one is chosen
+    cdef readonly int64_t sticky_limit  # bytes after which another sticky partition is chosen
 
 
 cdef inline bint has_partition(TopicSlot slot, object partition) except -1:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""What the append path knows of a partition and of a topic."""
+"""The state of a partition and of a topic in the append path."""
 
 from libc.stdint cimport int32_t, int64_t
 

@@ -10,8 +10,8 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    /* Bits of a number without a loop: about one record in two needs another size than the one
-       before it, which no branch predictor likes. */
+    /* Bits of a number without a loop: the size of about every second record differs from that of
+       the one before it, so branches would often be mispredicted. */
     #if defined(__GNUC__) || defined(__clang__)
     static inline int aiokprod_bits(uint64_t z) { return 64 - __builtin_clzll(z); }
     #elif defined(_MSC_VER) && defined(_M_X64)
@@ -28,7 +28,7 @@ cdef extern from *:
         return n;
     }
     #endif
-    /* memcpy of the short strings that keys and values mostly are, without a call. */
+    /* memcpy for short strings, which most keys and values are, without a call. */
     static inline void aiokprod_copy(char *to, const char *from, size_t n) {
         if (n > 64) {
             memcpy(to, from, n);

@@ -9,7 +9,7 @@ cdef enum:
 
 
 cdef class YieldQueue:
-    # -- the current pass of the loop
+    # -- current loop pass
     cdef bint pass_open        # a record was appended in this pass
     cdef bint overrun          # the time slice of this pass is over
     cdef double slice_start
@@ -18,7 +18,7 @@ cdef class YieldQueue:
     cdef int allowance         # records that the resumed task may append without a check
     cdef int streak            # consecutive records of `last_task` once the slice is over
     cdef PyObject* last_task   # only compared, never dereferenced
-    # -- tasks that wait
+    # -- waiting tasks
     cdef object line
     cdef Py_ssize_t group
     cdef Py_ssize_t least

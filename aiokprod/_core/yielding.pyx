@@ -16,7 +16,7 @@ from aiokprod._core.memory cimport MemoryBudget
 
 cdef extern from *:
     """
-    /* What `time.monotonic` returns, without a call of it. */
+    /* The time of `time.monotonic`, without a call of it. */
     #if PY_VERSION_HEX >= 0x030D0000
     static double aiokprod_monotonic(void) {
         PyTime_t now;
@@ -37,7 +37,8 @@ LONG = 0.0005
 
 
 cdef bint has_monotonic_clock(object loop) except -1:
-    """True for the loops of asyncio and uvloop, unless `time` was replaced, as in a test."""
+    """True for the loops of asyncio and uvloop, unless `time` was replaced, for example in a
+    test."""
     method = getattr(loop.time, "__func__", None)
     return getattr(method, "__module__", None) in ("asyncio.base_events", "uvloop.loop")
 
@@ -79,7 +80,7 @@ cdef class YieldQueue:
         """True if appends have used the loop for longer than a time slice in this pass."""
         return self.pass_open and self.slice_over()
 
-    # -- the current pass -----------------------------------------------------------------------
+    # -- current loop pass ----------------------------------------------------------------------
 
     cdef int open_pass(self) except -1:
         # `pass_open` is set last: if `clock` or `call_soon` raises, no `close_pass` is scheduled.
@@ -96,15 +97,15 @@ cdef class YieldQueue:
 
     cdef double now(self) except? -1:
         """The loop's time; only its differences are used."""
-        # To call the loop's method would take a tenth of the time of `submit` with a serializer.
+        # Calling the loop's method would take a tenth of the time of `submit` with a serializer.
         return monotonic() if self.is_monotonic else self.clock()
 
     cdef bint slice_over(self) except -1:
         return self.now() - self.slice_start > self.slice_length
 
     cdef bint must_yield(self) except -1:
-        """True if the calling task has to wait. Asked for every record once the slice is over,
-        before that for every `CHECK_EVERY`th."""
+        """True if the calling task has to wait. Called for every record once the slice is over,
+        before that for every `CHECK_EVERY`th record."""
         if self.since_check < CHECK_EVERY:
             if not self.is_greedy():
                 return False
@@ -114,7 +115,7 @@ cdef class YieldQueue:
 
     cdef int check_slice(self) except -1:
         """Called for each record after user code has run, before the append. User code may take any
-        time, so the clock is read for every record, also of a resumed task."""
+        time, so the clock is read for every record, even if its task was just resumed."""
         if self.pass_open and self.slice_over():
             self.overrun = True
             self.allowance = 0
@@ -130,8 +131,8 @@ cdef class YieldQueue:
         return (self.overrun or self.line) and self.is_greedy()
 
     cdef bint is_greedy(self) except -1:
-        """True if the running task submits `FREE_RECORDS` in a row although the slice is over, and
-        has not waited in this pass."""
+        """True if the running task has submitted `FREE_RECORDS` in a row after the end of the
+        slice, and has not waited in this pass."""
         if self.allowance > 0:
             self.allowance -= 1
             return False
@@ -147,11 +148,11 @@ cdef class YieldQueue:
         self.streak = 0
         return True
 
-    # -- tasks that wait ------------------------------------------------------------------------
+    # -- waiting tasks --------------------------------------------------------------------------
 
     def join(self):
-        """A future that is done when the caller may continue. It is marked as awaited, for an
-        iterator to yield."""
+        """A future that is done when the caller may continue. It is marked as awaited, so that an
+        iterator can yield it."""
         place = self.loop.create_future()
         place._asyncio_future_blocking = True
         self.line.append(place)
@@ -168,15 +169,15 @@ cdef class YieldQueue:
         return 0
 
     def begin(self):
-        """Runs just before a group, because a loop runs its callbacks in order."""
+        """Runs directly before a group, because a loop runs its callbacks in order."""
         self.began = self.stopwatch()
 
     def release(self):
-        """Runs just after a group, once per loop pass while tasks wait."""
+        """Runs directly after a group, once per loop pass while tasks wait."""
         self.scheduled = False
         try:
             self.resize()
-        finally:  # also if the stopwatch or a signal handler raises
+        finally:  # even if the stopwatch or a signal handler raises
             try:
                 self.loop.call_soon(self.begin)
                 self.resume_group()
@@ -186,7 +187,7 @@ cdef class YieldQueue:
 
     cdef int resize(self) except -1:
         cdef Py_ssize_t waiting = len(self.line)
-        # Never lowered while tasks wait: otherwise the last one could wait for more passes.
+        # It is not lowered while tasks wait: otherwise the last one could wait for more passes.
         self.least = max(self.least, -(-waiting // ROUND))
         if <double>self.stopwatch() - self.began > LONG:
             self.group = max(1, self.group // 2)

@@ -1,1 +1,2 @@
-"""Topics, batches, outcomes, metadata and transactions; no sockets. `ports` is what it needs."""
+"""Topics, batches, outcomes, metadata and transactions, without sockets. `ports` has the interfaces
+that it needs."""

@@ -18,7 +18,7 @@ class _Notification:
 
 class Broadcast:
     """Wakes all tasks that are waiting when `notify_all` is called. Unlike an `asyncio.Event` it
-    need not be cleared, so a task cannot be woken twice by one notification."""
+    does not have to be cleared, so a task cannot be woken twice by one notification."""
 
     __slots__ = ("_current",)
 

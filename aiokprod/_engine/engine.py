@@ -1,6 +1,6 @@
 """`Engine`: the buffer and the sender of one producer, connected to each other.
 
-`Runtime` adds the network, the calls of users and the tasks. The tests of the engine add brokers
+`Runtime` adds the network, the user calls and the tasks. The tests of the engine add brokers
 without a network.
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Takes records to Produce requests.
+    """Turns records into Produce requests.
 
     Args:
         client: sends the requests.
         wakeup: ends the wait of the sender.
-        wake: sets `wakeup`; called when the sender has to look at its queues.
+        wake: sets `wakeup`; called when the sender has to run.
         executor: compresses large batches; None if no topic has a codec.
         choose_partition: the next sticky partition of a topic.
         backoff: seconds before the next attempt, by the number of failed attempts (1...).

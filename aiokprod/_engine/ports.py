@@ -90,15 +90,16 @@ class BrokerClient(Protocol):
         """The node id that addresses a coordinator of `set_coordinators` in all other methods."""
 
     def ready(self, node_id: int, now: float) -> ReadyConnection | None:
-        """A connection to send on now. None: there is none; dials if the backoff allows it."""
+        """A connection on which to send now. If there is none, returns None, and starts to connect
+        if the backoff allows it."""
 
     def can_send(self, node_id: int, now: float) -> bool:
         """True if `ready` would return a connection; without side effect."""
 
     def retry_at(self, node_id: int, now: float) -> float:
-        """When the result of `ready` may change by time alone (end of a backoff or throttling);
-        inf if only an event can change it (connection made, response, write buffer drained), which
-        `on_wakeup` reports."""
+        """The time at which the result of `ready` may change without an event (end of a backoff or
+        of throttling); inf if only an event can change it (connection made, response, write buffer
+        drained), which `on_wakeup` reports."""
 
     def in_flight_count(self, node_id: int) -> int: ...
 
@@ -113,12 +114,12 @@ class BrokerClient(Protocol):
         connected or not supported."""
 
     def finalized_feature(self, name: str) -> int:
-        """Finalized level of a cluster feature, by the broker response with the highest feature
-        epoch; 0 if unknown (KIP-584)."""
+        """Finalized level of a cluster feature, from the response with the highest feature epoch; 0
+        if unknown (KIP-584)."""
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
-        """Close all connections to a node, also if the metadata no longer list it. Their requests
-        in flight end with `error` during this call."""
+        """Close all connections to a node, even if the metadata no longer contains it. Their
+        requests in flight end with `error` during this call."""
 
     def reset_backoff(self) -> None:
         """Rebootstrap: reset the backoff of every node."""

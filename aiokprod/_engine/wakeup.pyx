@@ -2,7 +2,7 @@
 """An event with a deadline, which is cheap to set.
 
 It is compiled so that no wake-up is lost: a signal handler may raise between any two steps of
-Python code, also within `Future.set_result`, and the future would then be done without its waiter
+Python code, even within `Future.set_result`, and the future would then be done without its waiter
 being scheduled. Here only calls of the event loop run Python code, and after an interrupted call
 the next `set` repeats it.
 """
@@ -31,10 +31,10 @@ cdef class WakeupEvent:
     cdef bint keep_timer
     cdef bint flag
     cdef public double due_at
-    cdef double deadline    # of the current wait
+    cdef double deadline    # handle of the current wait
     cdef object timer
     cdef double timer_at
-    # The callback of the waiting task, as in a future; None without a waiter.
+    # The callback of the waiting task, like in a future; None without a waiter.
     cdef object waiter
     cdef object context
     cdef bint scheduled     # `deliver` is in the loop's queue
@@ -121,7 +121,7 @@ cdef class WakeupEvent:
             self.arm(self.deadline)
         return 0
 
-    # -- the interface of a future to a task -----------------------------------------------------
+    # -- future interface, used by tasks ---------------------------------------------------------
 
     def __await__(self):
         self.begun = self.is_cancelled = False

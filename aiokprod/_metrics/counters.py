@@ -1,4 +1,4 @@
-"""Counters by topic and by broker, whose number is bounded."""
+"""Counters by topic and by broker; their number is limited."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, Final
 from aiokprod._histogram import Histogram
 
 MAX_TOPICS: Final = 1000
-"""Topics with counters of their own."""
+"""Number of topics with separate counters."""
 
 MAX_NODES: Final = 1000
-"""Brokers with counters of their own."""
+"""Number of brokers with separate counters."""
 
 OTHER_TOPICS: Final = "(other)"
 """Stands for all topics beyond `MAX_TOPICS`. No topic can have this name."""
 
 OTHER_NODES: Final = -1
-"""Stands for addresses that are no brokers of the metadata (bootstrap servers, coordinators), and
+"""Stands for addresses that are not brokers of the metadata (bootstrap servers, coordinators), and
 for all brokers beyond `MAX_NODES`."""
 
 
@@ -46,7 +46,7 @@ class TopicCounters:
 
 
 class NodeCounters:
-    """What is counted for one broker; see `METRICS`. Connections count here directly.
+    """The counters of one broker; see `METRICS`. Connections count here directly.
 
     Attributes:
         connections: a gauge.
@@ -89,7 +89,7 @@ class NodeCounters:
         self.throttle_time_s = Histogram()
 
     def snapshot(self) -> dict[str, Any]:
-        """The values by name; histograms as `Histogram.snapshot`."""
+        """The values by name; for histograms, see `Histogram.snapshot`."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         for name in NODE_HISTOGRAMS:
             values[name] = values[name].snapshot()
@@ -99,7 +99,7 @@ class NodeCounters:
 NODE_HISTOGRAMS: Final = ("request_latency_s", "throttle_time_s")
 
 NODE_COUNTERS: Final = tuple(name for name in NodeCounters.__slots__ if name not in NODE_HISTOGRAMS)
-"""Those of `NodeCounters` whose sum over all brokers is the value of the producer."""
+"""The counters of `NodeCounters` whose sum over all brokers is the value of the producer."""
 
 
 TOPIC_COUNTERS: Final = TopicCounters.__slots__
@@ -139,6 +139,6 @@ class NodeTable:
         return self.counters.setdefault(key, NodeCounters())
 
     def sums(self) -> dict[str, int]:
-        """The sums over all brokers of what is counted by broker."""
+        """The sums over all brokers of the counters by broker."""
         nodes = list(self.counters.values())
         return {name: sum(getattr(node, name) for node in nodes) for name in NODE_COUNTERS}

@@ -14,13 +14,13 @@ class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        name: in `producer.metrics()`.
+        name: the name in `producer.metrics()`.
         kind: counters count from the start of the producer.
-        unit: of the values; "" if they have none.
-        meaning: one sentence without full stop.
+        unit: the unit of the values; "" if they have none.
+        meaning: one sentence without a full stop.
         java: name of the Java metric with the same content; "" if there is none.
         topic, node: there is a value for each topic, each broker.
-        label: what a counter is divided by: the name of the label. The values of such a counter are
+        label: the name of the label by which a counter is divided. The values of such a counter are
             a dict.
     """
 
@@ -220,7 +220,7 @@ METRICS: Final = (
         "transaction_errors", "counter", "calls",
         "transactional calls that raised, by error code or class of the exception", label="error",
     ),
-    # -- code of the user -------------------------------------------------------------------------
+    # -- user code --------------------------------------------------------------------------------
     Metric(
         "plugin_errors", "counter", "calls",
         "exceptions of plug-ins and observers, by class and method", label="method",
@@ -232,8 +232,7 @@ BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
 
 def names(kind: Kind, *, labelled: bool = False) -> tuple[str, ...]:
-    """Names of the metrics of a kind. Labelled counters are not included unless wanted, and then
-    alone."""
+    """Names of the metrics of a kind: without labelled counters or, if `labelled`, only those."""
     return tuple(
         metric.name for metric in METRICS if metric.kind == kind and bool(metric.label) == labelled
     )

@@ -36,7 +36,8 @@ class Authenticated:
 
 @dataclass(frozen=True, slots=True)
 class AuthTask:
-    """The next step takes time, such as a token provider, or key derivation in a thread.
+    """The next step takes time, for example a call of a token provider, or key derivation in a
+    thread.
 
     Attributes:
         run: returns a coroutine whose result is the step. It runs in a task of the connection,
@@ -52,7 +53,7 @@ AuthenticationStep: TypeAlias = SendToBroker | Authenticated | AuthTask
 class Authenticator(Protocol):
     """One exchange on one connection. Every re-authentication calls `start` again.
 
-    Both methods may return None; code that has the next step later must then call
+    Both methods may return None; the code that obtains the next step later must then call
     `KafkaChannel.authentication_step`.
     """
 

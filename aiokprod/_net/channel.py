@@ -1,9 +1,9 @@
 """One connection as a state machine that uses neither a socket nor a clock.
 
 Received bytes are passed to `receive_data` and `receive_eof`, requests to `send`; `data_to_send`
-returns the bytes to write, and `events` what has happened. A channel is used for one TCP
-connection; `NetworkClient` reconnects. Source: Java `KafkaChannel`, `NetworkClient`
-(version discovery, completed receives), `InFlightRequests`; KIP-35, KIP-511.
+returns the bytes to write, and `events` has the events. A channel is used for one TCP connection;
+`NetworkClient` reconnects. Source: Java `KafkaChannel`, `NetworkClient` (version discovery,
+completed receives), `InFlightRequests`; KIP-35, KIP-511.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class KafkaChannel:
         software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
         is_kafka: an earlier connection to this address was READY.
-        counters: where it counts its requests and bytes.
+        counters: the object in which it counts its requests and bytes.
 
     Attributes:
-        is_kafka: the address is known to be a listener for this client, so that errors need not ask
-            whether it is one.
+        is_kafka: the address is known to be a Kafka listener that fits this client's configuration,
+            so error texts do not suggest to check that.
         state: changed by `_advance` only.
         versions: versions of each API that both sides support; empty before ApiVersions.
         features: finalized levels of cluster features, from this broker (KIP-584).
         close_reason: set once CLOSED.
-        events: what happened, in order. The owner of the channel takes them from the left.
+        events: the events, in order. The owner of the channel takes them from the left.
         session_lifetime_s: lifetime of the authenticated session, 0 = no limit.
     """
 
@@ -159,7 +159,7 @@ class KafkaChannel:
         return self.state in PREPARING
 
     def negotiate(self, api_key: int, max_version: int | None = None) -> int:
-        """The newest version of an API that both sides and the cap allow.
+        """The highest version of an API that both sides and `max_version` allow.
 
         Raises:
             UnsupportedVersion: there is none; nothing was sent.
@@ -174,7 +174,7 @@ class KafkaChannel:
         # Raises UnsupportedVersion with the version ranges of both sides.
         return negotiate(api_key, self._broker_ranges, max_version=max_version)
 
-    # -- what the local side does ---------------------------------------------------------------
+    # -- actions of this side -------------------------------------------------------------------
 
     def transport_up(
         self, now: float, deadline: float, *, authentication_timeout: float = math.inf
@@ -302,13 +302,13 @@ class KafkaChannel:
         else:
             self._enqueue(step.message, step.version, None, now, self._handshake_deadline, True)
 
-    # -- what the remote side does --------------------------------------------------------------
+    # -- events of the peer ---------------------------------------------------------------------
 
     def receive_data(self, data: BytesLike, now: float) -> None:
         """Process received bytes: all complete frames; the rest is kept until more bytes arrive.
 
         Bytes that violate the protocol close the channel. Bytes that arrive once it is CLOSED are
-        ignored, since their requests have ended.
+        ignored, because their requests have ended.
         """
         if self.state is State.CLOSED:
             return
@@ -317,11 +317,11 @@ class KafkaChannel:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
         except AuthenticationError as error:
-            # Without traceback: `data` in its frames has the secret if the broker returns it.
+            # Drop the traceback: `data` in its frames has the secret if the broker returns it.
             self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
         except KafkaError as error:
             if self.state is State.AUTHENTICATING:
-                error.__traceback__ = error.__context__ = None  # as above
+                error.__traceback__ = error.__context__ = None  # see above
             self.fail(CloseReason.PROTOCOL, self._named(error))
 
     def receive_eof(self, cause: Exception | None = None) -> None:
@@ -347,14 +347,15 @@ class KafkaChannel:
                 how += "; the credentials or the listener may be wrong"
         error: KafkaError = Disconnected(f"{self.peer}: {how}")
         # In TLS 1.3 the handshake is complete for the client before the broker has checked its
-        # certificate, so a broker refuses the certificate on what looks like a connection.
+        # certificate, so a broker rejects the certificate after the connection seems to be
+        # established.
         refused = None if cause is None or not self.preparing else tls_failure(cause, self.peer)
         if refused is not None:
             reason, error = CloseReason.AUTH_FAILED, refused
         error.__cause__ = cause
         self.fail(reason, error)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _named(self, error: KafkaError) -> KafkaError:
         """The error with the name of the peer in its text; the wire layer does not know it."""
@@ -439,8 +440,8 @@ class KafkaChannel:
             code = error_code(answer.error_code)
             raise ProtocolError(f"{self.peer} refused ApiVersions: {code.text}", code=code)
         elif not answer.api_keys:
-            # A null list is decoded as an empty one. It must not look like a broker that is too
-            # old, because that would end the producer.
+            # A null list is decoded as an empty one. The broker must not be considered too old for
+            # that, because that would end the producer.
             raise DecodeError(f"{self.peer} lists no API in its ApiVersions answer")
         else:
             self._broker_ranges = broker_ranges(answer)

@@ -66,7 +66,7 @@ PREPARING: Final = frozenset({State.CONNECTING, State.CHECKING_API_VERSIONS, Sta
 
 
 class CloseReason(enum.Enum):
-    """Why a channel is CLOSED."""
+    """The reason why a channel is CLOSED."""
 
     NEVER_CONNECTED = "never_connected"
     DURING_AUTH = "during_auth"

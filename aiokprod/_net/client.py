@@ -35,11 +35,11 @@ from aiokprod.errors import (
 )
 
 _COORDINATOR_IDS: Final = -1_000_000
-"""Highest id of nodes whose address is known from FindCoordinator only. Their ids are far below
-those of the bootstrap addresses, -1, -2, …"""
+"""Highest id of nodes whose address is known only from FindCoordinator. Their ids are far below
+those of the bootstrap addresses (-1, -2, …)."""
 
 _CANCEL_GRACE: Final = 0.1
-"""Seconds after the deadline in which cancelled dial tasks can end, which takes some passes of the
+"""Seconds after the deadline that cancelled dial tasks have to end, which takes some passes of the
 loop."""
 
 
@@ -55,14 +55,14 @@ class NetworkClient:
             more often than necessary.
         on_disconnect: called when a connection or an attempt failed, that is, was not closed by the
             client (idle, node removed, closing); metadata should be refreshed.
-        on_throttle, on_connection_opened, on_connection_closed: as in `Observer`; the last one is
+        on_throttle, on_connection_opened, on_connection_closed: see `Observer`; the last one is
             called for every end of a connection, with None if the client closed it.
         on_callback_error: called if an `on_done` raised; default: the loop's exception handler.
         authenticator: creates the authenticator of a connection; None uses the configuration.
-        nodes: where connections count their requests and bytes.
+        nodes: the counters of requests and bytes by broker.
 
     Attributes:
-        log: what is logged about the connections.
+        log: logs the events of the connections.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class NetworkClient:
         state = "closed, " if self._closed else ""
         return f"<NetworkClient {state}{[b.connection or b.node for b in self._brokers.values()]}>"
 
-    # -- the engine's port ----------------------------------------------------------------------
+    # -- called by the engine -------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Replace the known brokers; none at all means the bootstrap addresses.
+        """Replace the known brokers; an empty iterable stands for the bootstrap addresses.
 
         Connections to nodes that were removed or moved to another address are closed after their
         requests in flight have ended (F14); connections to other nodes stay open.
@@ -143,11 +143,11 @@ class NetworkClient:
                 self._brokers[node_id] = Candidate(node)
 
     def set_coordinators(self, nodes: Iterable[Node]) -> None:
-        """Replace the addresses that FindCoordinator named.
+        """Replace the addresses that FindCoordinator has returned.
 
         Each is a separate node, independent of `set_nodes`; it is used only while `set_nodes` has
-        no node with this id and address. Connections to addresses that are no longer named are
-        closed after their requests in flight have ended.
+        no node with this id and address. Connections to other addresses are closed after their
+        requests in flight have ended.
         """
         self._check_process()
         if self._closed:
@@ -197,7 +197,8 @@ class NetworkClient:
         )
 
     def retry_at(self, node_id: int, now: float) -> float:
-        """When `ready` may change by time alone; inf if only an event can change it."""
+        """The time at which the result of `ready` may change without an event; inf if only an event
+        can change it."""
         broker = self._brokers.get(node_id)
         if broker is None or self._closed:
             return math.inf
@@ -216,11 +217,12 @@ class NetworkClient:
 
     def total_in_flight(self) -> int:
         """Number of requests in flight on all connections, including those about to close."""
-        # A copy, because `metrics()` may be called in another thread.
+        # Iterate over a copy, because `metrics()` may be called in another thread.
         return sum(len(connection.channel.in_flight) for connection in list(self._connections))
 
     def in_flight_by_node(self) -> dict[int, int]:
-        """`total_in_flight` by node; addresses that are no brokers together as `OTHER_NODES`."""
+        """`total_in_flight` by node; all addresses that are not brokers of the metadata are counted
+        under `OTHER_NODES`."""
         counts: dict[int, int] = {}
         for connection in list(self._connections):
             node_id = max(connection.node_id, OTHER_NODES)
@@ -228,11 +230,11 @@ class NetworkClient:
         return counts
 
     def least_loaded(self, now: float) -> int | None:
-        """The node for a request that any broker can answer.
+        """The node for a request to which any broker can respond.
 
         It is the node with the fewest requests in flight among those that accept a request, else
-        one that is connecting, else the one tried longest ago whose backoff is over, else None. The
-        search starts at a random node, so that clients do not all choose the same broker.
+        one that is connecting, else the least recently tried one whose backoff is over, else None.
+        The search starts at a random node, so that clients do not all choose the same broker.
         """
         if self._closed:
             return None
@@ -283,9 +285,9 @@ class NetworkClient:
         """Close all connections and wait until they are closed, or until `deadline`. Idempotent.
 
         Args:
-            error: what open requests end with; default `ProducerClosed`.
+            error: the error with which open requests end; by default `ProducerClosed`.
 
-        Cancelled, it drops the transports without waiting.
+        Cancellation: drops the transports without waiting.
 
         Raises:
             ForkedProcess: called in a child process, whose sockets belong to the parent.
@@ -327,7 +329,7 @@ class NetworkClient:
         name = node.host, node.port
         connection.begin_setup(now, self._states.connecting(node.id, now, name, sought=sought))
         connection.throttled_until = self._states.throttled_until(node.id)
-        # Set before dialling, because the dial call itself may complete the connection.
+        # This is set before dialling, because the dial call itself may complete the connection.
         broker.connection = connection
         self._connections.add(connection)
         self._none_left.clear()
@@ -348,12 +350,13 @@ class NetworkClient:
         if broker.connection is not None:
             broker.connection.close()
 
-    # -- what connections report ----------------------------------------------------------------
+    # -- connection events ----------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: the connection accepts requests."""
         self.log.connected(connection)
-        # Not called for a retired connection: one that was not READY then was closed.
+        # This is not called for a retired connection: if it was not READY at that time, it was
+        # closed.
         self._states.ready(connection.node_id, self._loop.time())
         counters = connection.channel.counters
         counters.connections += 1
@@ -373,7 +376,8 @@ class NetworkClient:
         """
         now = self._loop.time()
         until = now + seconds
-        # The broker reads nothing until then; several responses may have the same throttle time.
+        # The broker reads nothing before that time; several responses may contain the same throttle
+        # time.
         longer = until - max(connection.throttled_until, now)
         if longer > 0:
             connection.throttled_until = until
@@ -435,7 +439,7 @@ class NetworkClient:
                 {"message": "aiokprod: a completion callback raised", "exception": error}
             )
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _is_current(self, connection: Connection) -> bool:
         broker = self._brokers.get(connection.node_id)

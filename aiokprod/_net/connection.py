@@ -54,13 +54,13 @@ _STALL_GRACE: Final = 1.0
 may still have been in the write buffer. Each request gets it once, so that every request ends."""
 
 _MAX_PASSES: Final = 64
-"""Most passes before a timeout is applied: 64 reads of 256 KiB are the largest frame of the default
-configuration."""
+"""Maximum number of passes before a timeout is applied: 64 reads of 256 KiB are the largest frame
+of the default configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """When to re-authenticate (KIP-368).
+    """The times of re-authentication (KIP-368).
 
     Attributes:
         share: part of the session's lifetime after which to re-authenticate, below 1.
@@ -182,14 +182,14 @@ class Connection(asyncio.Protocol):
         """True if it is CLOSED and has no transport and no task: no more events follow."""
         return self.channel.closed and self._transport is None and self._task is None
 
-    # -- for the client -------------------------------------------------------------------------
+    # -- called by the client -------------------------------------------------------------------
 
     def begin_setup(self, now: float, timeout: float) -> None:
         """Set the deadlines before it is dialled.
 
         Args:
-            timeout: seconds until the transport must be connected, and again as many for the
-                authentication.
+            timeout: seconds until the transport must be connected, and the same number of seconds
+                for the authentication.
         """
         self._setup_timeout = timeout
         self.setup_deadline = now + timeout
@@ -214,9 +214,9 @@ class Connection(asyncio.Protocol):
         Args:
             request: a wire message; or a callable `(version) -> message` with an attribute
                 `api_key`, when the body depends on the version.
-            on_done: called exactly once with the `Response`, never inside this call; a request
-                that cannot be encoded ends with an error, nothing written, and `version` -1 if
-                none could be chosen.
+            on_done: called exactly once with the `Response`, never inside this call; a request that
+                cannot be encoded ends with an error and without having been written; its `version`
+                is -1 if none could be chosen.
             timeout: seconds after which the connection is closed if there is no response.
             max_version: cap of the negotiated version.
             expect_response: False for acks=0: the request completes when its bytes are written.
@@ -225,14 +225,15 @@ class Connection(asyncio.Protocol):
             NotReady: `can_send` is false: a bug of the caller.
         """
         channel = self.channel
-        # Read outside the `try`: a request without it is a bug of the caller and must raise.
+        # `api_key` is read outside the `try`: a request without it is a bug of the caller and must
+        # raise.
         api_key = request.api_key
         version = -1
         deadline = now + timeout
         try:
             version = channel.negotiate(api_key, max_version)
             message = request if isinstance(request, Message) else request(version)
-            # Before `channel.send`: if it fails (closed loop), nothing is registered yet.
+            # This precedes `channel.send`: if it fails (closed loop), nothing is registered yet.
             self._arm(deadline)
             channel.send(
                 message,
@@ -268,7 +269,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def abort_transport(self) -> None:
-        """Close the transport at once, without writing what is buffered."""
+        """Close the transport at once, without writing the buffered bytes."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -293,10 +294,11 @@ class Connection(asyncio.Protocol):
         if self.channel.closed:
             transport.abort()
             return
-        # 0: a paused protocol means that the last request is not completely written.
+        # With a limit of 0, a paused protocol means that the last request is not completely
+        # written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
-        # As in Java: the request timeout applies to ApiVersions, the setup timeout to SASL.
+        # Like in Java, the request timeout applies to ApiVersions, the setup timeout to SASL.
         deadline = max(self.setup_deadline, now + self._request_timeout)
         self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
         self._arm(deadline)
@@ -342,19 +344,19 @@ class Connection(asyncio.Protocol):
         self._pump()
         self._owner.connection_progress(self)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _flush(self) -> bool:
         """Write the output of the channel; True if the transport has written all of it."""
         transport = self._transport
-        # Requests that are not written here end as "not written" in `connection_lost`.
+        # Requests that are not written here end in `connection_lost` as not written.
         if transport is None or transport.is_closing():
             return False
         try:
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
-            # Without traceback: variables in its frames have the bytes, possibly credentials.
+            # Drop the traceback: variables in its frames have the bytes, possibly with credentials.
             error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
@@ -363,13 +365,13 @@ class Connection(asyncio.Protocol):
             return False  # the write failed, and emptied the buffer; `connection_lost` follows
         if not self._paused and transport.get_write_buffer_size():
             # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
-            # (CVE-2024-12254); setting the limits makes the transport look again.
+            # (CVE-2024-12254); setting the limits makes the transport check again.
             transport.set_write_buffer_limits(high=0)
         return not self._paused
 
     def _pump(self) -> None:
         """Dispatch the events of the channel and write its output. A nested call returns at once,
-        since the outer one continues."""
+        because the outer one continues."""
         if self._dispatching:
             return
         self._dispatching = True
@@ -501,9 +503,9 @@ class Connection(asyncio.Protocol):
             self._owner.transport_closed(self)
 
     # -- the timer ------------------------------------------------------------------------------
-    #
-    # One handle, set for the earliest instant that may matter and not moved when requests end:
-    # it fires at most once too early while the connection is quiet, and responses need no timer.
+    #  There is one handle. It is set for the earliest time that may matter and is not moved when
+    # requests end: it fires too early at most once while the connection is quiet, and responses
+    # need no timer.
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
@@ -519,15 +521,16 @@ class Connection(asyncio.Protocol):
         self._loop.call_soon(self._judge, late, _MAX_PASSES, 0, self._reads)
 
     def _next_deadline(self) -> float:
-        """The next time at which a request or the authentication times out or, without either, the
-        connection is idle for too long."""
+        """The next time at which a request or the authentication times out or, if there is neither,
+        the connection has been idle for too long."""
         deadline = self.channel.in_flight.earliest_deadline()
         if deadline is None and self.channel.state is State.AUTHENTICATING:
             return self.channel.handshake_deadline
         return self._last_activity + self._max_idle if deadline is None else deadline
 
     def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
-        """Close the connection if a deadline has passed, but first read what has arrived.
+        """Close the connection if a deadline has passed, but first read the bytes that have
+        arrived.
 
         After the loop was blocked, the response may be in the socket, in several reads.
         """
@@ -568,8 +571,8 @@ class Connection(asyncio.Protocol):
 
 
 def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | None:
-    """Why the task did not return a step. Only the class of a third-party error is included: its
-    text may contain a token."""
+    """The reason why the task did not return a step. Only the class of a third-party error is
+    included, because its text may contain a token."""
     if task.cancelled():
         return AuthenticationError(f"{peer}: the authentication was cancelled")
     error = task.exception()

@@ -20,7 +20,7 @@ _NOT_IN_SOFTWARE_VERSION: Final = re.compile(r"[^a-zA-Z0-9.-]+")
 
 
 class ConnectionFactory:
-    """Called with a node, returns a connection that is not dialled yet.
+    """A callable that creates the connection to a node. The connection is not dialled yet.
 
     Args:
         owner: owner of all connections.
@@ -28,8 +28,8 @@ class ConnectionFactory:
         software_version: converted to the format that brokers accept (KIP-511).
         authenticator: creates the authenticator of a connection; None for listeners without SASL.
         rng: random source that spreads re-authentications.
-        is_kafka: tells whether an address is known to be a listener for this client.
-        nodes: where connections count their requests and bytes.
+        is_kafka: see `ConnectionLog.is_kafka`.
+        nodes: the counters of requests and bytes by broker.
     """
 
     def __init__(
@@ -85,6 +85,6 @@ class ConnectionFactory:
     def _session(self) -> SessionLimits:
         if self._authenticator is None:
             return SessionLimits()
-        # Spread, so that connections opened together do not all pause together. Source: Java
-        # `SaslClientAuthenticator.ReauthInfo`.
+        # The times are spread, so that connections opened at the same time do not pause at the same
+        # time. Source: Java `SaslClientAuthenticator.ReauthInfo`.
         return SessionLimits(self._rng.uniform(0.85, 0.95), self._setup_timeout)

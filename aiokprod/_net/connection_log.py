@@ -1,4 +1,4 @@
-"""What is logged about the connections of one client, and how often.
+"""Logs the events of one client's connections, and limits the number of messages.
 
 A broker that restarts ends every connection to it, and one that cannot be reached is dialled about
 once a second. Neither is logged above DEBUG for a broker that was connected before; if records wait
@@ -32,7 +32,7 @@ _ROUTINE: Final = frozenset(
         CloseReason.NEVER_CONNECTED,
     }
 )
-"""Reasons that say only that a broker restarts or cannot be reached."""
+"""Reasons that only mean that a broker restarts or cannot be reached."""
 
 _MAX_KNOWN: Final = 10_000
 """Limit of the addresses that are remembered; above it they are cleared."""
@@ -42,8 +42,8 @@ class ConnectionLog:
     """Logs the events of connections. Times are seconds of `loop.time()`.
 
     Attributes:
-        warned_at: time of the last warning, -inf before the first one. Others that warn of the same
-            problems set it too.
+        warned_at: time of the last warning, -inf before the first one. Other objects that warn of
+            the same problems set it too.
     """
 
     def __init__(self, client_id: str | None) -> None:
@@ -52,8 +52,8 @@ class ConnectionLog:
         self._known: set[tuple[str, int]] = set()
 
     def is_kafka(self, address: tuple[str, int]) -> bool:
-        """True if a connection to this host and port was READY: it is a listener for this client.
-        Then errors need not ask whether it is one."""
+        """True if a connection to this host and port was READY, so this is a Kafka listener that
+        fits this client's configuration. Error texts then do not suggest to check that."""
         return address in self._known
 
     def connecting(self, connection: Connection) -> None:

@@ -1,6 +1,6 @@
 """State of a node that outlives its connections: backoff, setup timeout, addresses.
 
-No clock and no connections: times are passed as `now`, and randomness is an injected `rng`.
+This module uses neither a clock nor connections: times are passed as `now`, and `rng` is injected.
 Source: Java `ClusterConnectionStates`.
 """
 
@@ -47,10 +47,11 @@ class NodeConnectionState:
 
 _SEARCH_FAILURES: Final = 10
 _SEARCH_WINDOW_S: Final = 1.0
-"""A search for any broker that responds pauses after this many failures within this many seconds.
-So a live address among a few is found at once. Since every address has a separate backoff, a long
-list of dead ones would otherwise be dialled hundreds of times in the first second. Java pauses
-after each failure, and needs a minute to find the only live address among fifty."""
+"""A search for any broker that responds pauses after `_SEARCH_FAILURES` failures within
+`_SEARCH_WINDOW_S` seconds. So a live address among a few is found at once. Because every address
+has a separate backoff, a long list of dead ones would otherwise be dialled hundreds of times in the
+first second. Java pauses after each failure, and needs a minute to find the only live address among
+fifty."""
 
 _MAX_NAMES: Final = 1024
 """Limit of hosts for which failures are counted; above it the counts are cleared."""
@@ -75,7 +76,7 @@ class ClusterConnectionStates:
 
     @classmethod
     def of(cls, config: ProducerConfig, rng: random.Random) -> Self:
-        """With the backoff and the setup timeout of a configuration."""
+        """Create the states with the backoff and the setup timeout of a configuration."""
         return cls(
             ExponentialBackoff(
                 config.reconnect_backoff_ms / 1000, config.reconnect_backoff_max_ms / 1000
@@ -94,7 +95,7 @@ class ClusterConnectionStates:
         return self._nodes.setdefault(node_id, NodeConnectionState())
 
     def not_before(self, node_id: int) -> float:
-        """When the node may be dialled; -inf for now."""
+        """The time from which the node may be dialled; -inf for now."""
         record = self._nodes.get(node_id)
         return _NEVER if record is None else record.not_before
 
@@ -170,10 +171,10 @@ class ClusterConnectionStates:
         """An attempt failed or a connection was lost: start the backoff.
 
         Args:
-            was_up: the transport was established. Then the name is looked up again, since the
+            was_up: the transport was established. Then the name is looked up again, because the
                 broker may have another address; otherwise the next address is tried.
             was_ready: the connection was READY. Otherwise the next attempt gets a longer setup
-                timeout, so that a slow TLS or SASL handshake succeeds in the end.
+                timeout, so that a slow TLS or SASL handshake eventually succeeds.
 
         Source: Java `ClusterConnectionStates.disconnected`.
         """
@@ -195,7 +196,7 @@ class ClusterConnectionStates:
             self._setup_failures[record.name] = self._setup_failures.get(record.name, 0) + 1
 
     def expired(self, node_id: int, now: float) -> None:
-        """An idle connection was closed by the client, which is no failure: no backoff."""
+        """The client closed an idle connection. This is not a failure, so there is no backoff."""
         record = self._record(node_id)
         record.last_attempt = now
         record.addresses = ()

@@ -98,7 +98,7 @@ class DialTasks:
             raise failure from error
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Report the attempt, however its task ended, including cancellation by other code."""
+        """Report the end of the attempt, even if other code has cancelled its task."""
         connection = self._tasks.pop(task)
         failure = _failure(task, connection.channel.peer)
         if failure is not None:

@@ -27,8 +27,8 @@ class HandshakeEnded(DialError):
 class TcpDialer:
     """TCP, and TLS over it, through the running event loop.
 
-    Sockets get SO_KEEPALIVE and TCP_NODELAY, and the buffer sizes (bytes, -1 = what the system
-    chooses) before connecting, because the receive size decides the TCP window scale.
+    Sockets get SO_KEEPALIVE and TCP_NODELAY, and the buffer sizes (bytes, -1 = the system's
+    default) before connecting, because the receive size decides the TCP window scale.
     """
 
     def __init__(

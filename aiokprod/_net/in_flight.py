@@ -23,7 +23,7 @@ class Response:
         node_id: the node to which the request was to be sent.
         version: API version that was used, -1 if none could be chosen.
         body: decoded response message; None on errors and for requests without a response.
-        error: why there is no body; every request has a separate instance.
+        error: the reason why there is no body; every request has a separate instance.
         maybe_written: any byte of the request may have reached the broker.
         latency: seconds from the call of `send` to completion.
         throttle_ms: the broker's throttle time, 0 if none.
@@ -70,7 +70,7 @@ class InFlightRequests:
     """Bounded FIFO queue of the requests in flight.
 
     Attributes:
-        full: no room for one more.
+        full: there is no room for another request.
         oldest: the request that the next response completes; None if there is none.
 
     `complete_next` raises `IndexError` if there are none: a bug of the caller.
@@ -88,7 +88,7 @@ class InFlightRequests:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[InFlightRequest]:
-        """Oldest first."""
+        """Iterate over the requests, oldest first."""
         return iter(self._requests)
 
     def add(self, request: InFlightRequest) -> None:

@@ -1,4 +1,4 @@
-"""Chooses the broker for requests that any broker can answer.
+"""Chooses the broker for requests to which any broker can respond.
 
 Source: Java `NetworkClient.leastLoadedNode`.
 """
@@ -19,7 +19,7 @@ _SLOW_AFTER_S: Final = 1.0
 
 
 class Candidate:
-    """A known node with its connection, if there is one (dialling included)."""
+    """A known node with its connection, if there is one (even if it is being dialled)."""
 
     __slots__ = ("connection", "node")
 
@@ -34,10 +34,10 @@ def least_loaded(
     """The id of the least loaded node, or None.
 
     It is the node with the fewest requests in flight among those that accept a request, else one
-    that is connecting, else the one tried longest ago whose backoff is over (unless many attempts
-    have just failed). Nodes that have not responded, or have been connecting, for longer than a
-    second come last: a frozen broker accepts connections and requests, but never responds. The
-    search starts at a random node, so that clients do not all choose the same broker.
+    that is connecting, else the least recently tried one whose backoff is over (unless many
+    attempts have just failed). Nodes that have not responded, or have been connecting, for longer
+    than a second come last: a frozen broker accepts connections and requests, but never responds.
+    The search starts at a random node, so that clients do not all choose the same broker.
     """
     may_search = states.may_search(now)
     start = rng.randrange(len(brokers)) if brokers else 0

@@ -33,7 +33,7 @@ _UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "b
 def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
     """Decode an ApiVersions response.
 
-    A broker that does not support the version of the request answers in version 0 (KIP-511); other
+    A broker that does not support the version of the request responds in version 0 (KIP-511); other
     errors have the version of the request. After UNSUPPORTED_VERSION the list is only a hint: if it
     can be decoded in neither version (librdkafka's mock brokers mix both), the response counts as
     one without a list.
@@ -47,10 +47,10 @@ def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
 
 
 def next_version(asked: int, answer: ApiVersionsResponse) -> int | None:
-    """The version for the next ApiVersions request after UNSUPPORTED_VERSION: the newest that the
-    broker listed, then 0, then None.
+    """The version for the next ApiVersions request after UNSUPPORTED_VERSION: the highest one that
+    the broker listed, then 0, then None.
 
-    There are at most three requests, whatever a broker answers.
+    There are at most three requests, even if a broker always responds with UNSUPPORTED_VERSION.
     """
     if asked == ApiVersionsRequest.max_version:
         return lower_api_versions(asked, answer)

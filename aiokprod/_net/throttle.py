@@ -1,4 +1,4 @@
-"""Which responses ask the client to wait.
+"""Determines which responses request the client to wait.
 
 Before KIP-219 a broker delayed a throttled response. Since then it responds at once, stops reading
 from the connection, and expects the client to send nothing. Source: Java
@@ -24,7 +24,8 @@ _CLIENT_WAITS_SINCE: Final = {
     28: 1,  # TxnOffsetCommit
     32: 2,  # DescribeConfigs
 }
-"""First version in which the client waits. APIs not listed are newer than KIP-219: always."""
+"""First version in which the client waits. In APIs that are not listed it always waits, because
+they are newer than KIP-219."""
 
 
 def client_waits(api_key: int, version: int) -> bool:

@@ -42,7 +42,7 @@ class TlsContexts:
     """The context for the next connection.
 
     Host names are checked against the certificate's alternative names only; the lowest version is
-    TLS 1.2. An `ssl_context` of the configuration is used as it is. Before each connection the
+    TLS 1.2. An `ssl_context` of the configuration is used unchanged. Before each connection the
     files are checked: if one of them has changed, a new context is built. If that fails, the
     connection fails.
     """
@@ -94,8 +94,8 @@ class TlsContexts:
     def _current(self) -> ssl.SSLContext:
         signature = self._sign()
         if self._context is None or signature != self._signature:
-            # Two connections may build it at the same time, which is harmless and avoids a lock
-            # that is held during file access.
+            # Two connections may build a context at the same time. This is harmless, and it avoids
+            # a lock that is held during file access.
             self._context, self._signature = self._build(), signature
         return self._context
 
@@ -182,8 +182,9 @@ def _explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _readable(text: str | None) -> Iterator[str | None]:
-    """The name of a temporary file with `text`, for what OpenSSL reads from files only: in memory
-    if the system supports that, else a file that only this user can read; deleted at the end."""
+    """Yield the name of a temporary file with `text`, for data that OpenSSL reads only from files.
+    The file is in memory if the system supports that, else only this user can read it; it is
+    deleted at the end."""
     if text is None:
         yield None
     elif hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
@@ -194,7 +195,7 @@ def _readable(text: str | None) -> Iterator[str | None]:
         finally:
             os.close(number)
     else:
-        import tempfile  # seldom needed, and slow to import
+        import tempfile  # rarely needed, and slow to import
 
         with tempfile.TemporaryDirectory(prefix="aiokprod-") as folder:
             path = os.path.join(folder, "pem")

@@ -1,6 +1,6 @@
 """TLS with memory BIOs over a plain transport, which has the only write buffer.
 
-The TLS transports of asyncio and uvloop cannot tell when a request has left the process: their
+The TLS transports of asyncio and uvloop do not show when a request has left the process: their
 `get_write_buffer_size` and `pause_writing` cover only plaintext that is not encrypted yet.
 Ciphertext waits in the transport below, without a limit and (in uvloop) inaccessible. Here data is
 encrypted at once and written to the plain transport, whose flow control applies unchanged.
@@ -29,9 +29,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     """A client's TLS session: the protocol of a plain transport, and the transport of a protocol
     that is connected when the handshake is complete.
 
-    Bytes are handed to the plain transport within `write` and `writelines`. Renegotiation (TLS 1.2
-    and older) is not supported, as in Java's client. `close` sends close_notify and does not wait
-    for the broker's: everything before it was handed to the plain transport, which delivers it.
+    `write` and `writelines` pass the bytes to the plain transport. Renegotiation (TLS 1.2 and
+    older) is not supported, like in Java's client. `close` sends close_notify and does not wait for
+    that of the broker: all earlier bytes were passed to the plain transport, which delivers them.
 
     Args:
         server_hostname: for SNI and for the check of the certificate.
@@ -74,7 +74,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
         Cancellation and every error abort the connection.
         """
-        assert self._connected is not None, "a handshake is waited for once"
+        assert self._connected is not None, "`handshake` is called once"
         try:
             return await self._connected
         except BaseException:
@@ -85,7 +85,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             # failed handshake would leave a cycle that holds a socket.
             self._connected = None
 
-    # -- the transport that the protocol sees -----------------------------------------------------
+    # -- transport interface, called by the protocol ----------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "ssl_object":
@@ -101,7 +101,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._below().set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes of ciphertext that the plain transport still holds."""
+        """Number of bytes of ciphertext that the plain transport has not written yet."""
         return self._below().get_write_buffer_size()
 
     def write(self, data: BytesLike) -> None:
@@ -134,7 +134,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self.is_closing():
             return
         self._closing = True
-        # The broker's close_notify is not waited for; ours is among the outgoing bytes.
+        # Close without waiting for the broker's close_notify. `unwrap` has written ours to the
+        # outgoing bytes.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._write_ciphertext()
@@ -155,10 +156,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if plain is not None:
             plain.abort()
 
-    # -- the protocol that the plain transport sees -----------------------------------------------
+    # -- protocol interface, called by the plain transport ----------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        # This is a cast, not a check: uvloop's transports do not derive from asyncio's.
         self._plain = cast(asyncio.Transport, transport)
         self._shake_hands()
 
@@ -178,7 +179,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._closing = self._lost = True
         if self._protocol is not None:
             self._protocol.connection_lost(self._error or exc)
-        # Also if there is a protocol: its `connection_made` may have raised.
+        # Do this even if there is a protocol: its `connection_made` may have raised.
         self._fail_connecting(exc or ConnectionResetError("the peer closed the connection"))
 
     def pause_writing(self) -> None:
@@ -189,7 +190,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._protocol is not None:
             self._protocol.resume_writing()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------
 
     def _below(self) -> asyncio.Transport:
         assert self._plain is not None, "nothing is asked of a transport before it is connected"
@@ -225,7 +226,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if waiting is not None and not waiting.done():
             # The error may never be retrieved, and must not keep frames of this object alive.
             waiting.set_exception(error.with_traceback(None))
-            waiting.exception()  # mark it as retrieved, since a cancelled dial does not
+            waiting.exception()  # mark it as retrieved, because a cancelled dial does not
 
     def _read(self, protocol: asyncio.Protocol) -> None:
         chunks = []

@@ -1,1 +1,1 @@
-"""Secrets and token providers. `aiokprod.security` exports what is public."""
+"""Secrets and token providers. `aiokprod.security` exports the public classes."""

@@ -1,7 +1,8 @@
-"""An HTTP request in a separate thread, with one deadline for everything, which can be aborted.
+"""Sends an HTTP request in a separate thread, with one deadline for the whole exchange. It can be
+aborted.
 
 `http.client` limits single socket operations only, so a server that sends one byte at a time could
-keep the thread for any time. Here every operation gets the time that is left, and `abort` ends the
+occupy the thread for any time. Here every operation gets the remaining time, and `abort` ends the
 operation in progress.
 """
 
@@ -27,7 +28,7 @@ class HttpRequest:
     """One request. It is sent by https, unless `plaintext` is set.
 
     Attributes:
-        path: with the query.
+        path: the path with the query.
         body: None for a request without one.
         tls: None for the system's CAs.
         timeout_s: seconds from the start of the thread to the last byte of the response.
@@ -61,7 +62,7 @@ class HttpExchange:
     interrupted.
 
     Attributes:
-        answer: done when the thread has ended. Fails with OSError (TimeoutError included),
+        answer: done when the thread has ended. Fails with OSError (including TimeoutError),
             ssl.SSLError, http.client.HTTPException or ValueError.
     """
 
@@ -82,8 +83,8 @@ class HttpExchange:
         return self._process == os.getpid() and not self.answer.done()
 
     async def ended(self, deadline: float) -> bool:
-        """Wait until the thread has ended, at most until `deadline` (loop time). False if it still
-        runs."""
+        """Wait until the thread has ended, at most until `deadline` (loop time). Returns False if
+        it is still running."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -152,7 +153,8 @@ class HttpExchange:
                 )
             self._own(one)
             try:
-                # Shared, so that an address that does not respond leaves time for the others.
+                # The remaining time is divided among the addresses, so that one that does not
+                # respond leaves time for the others.
                 one.settimeout(self.remaining() / (len(found) - number))
                 one.connect(address)
             except OSError as error:
@@ -174,8 +176,8 @@ class HttpExchange:
 
 
 def _shut_down(one: socket.socket) -> None:
-    # Not `SSLSocket.shutdown`: after it the socket sends plain text, and the other thread may be
-    # about to send credentials.
+    # `SSLSocket.shutdown` is not used: after it the socket sends plain text, and the other thread
+    # may be about to send credentials.
     with contextlib.suppress(OSError):  # raised if the socket is not connected
         socket.socket.shutdown(one, socket.SHUT_RDWR)
 

@@ -32,7 +32,7 @@ _OURS: Final = frozenset({"iss", "sub", "aud", "iat", "nbf", "exp", "jti"})
 
 
 class JwtBearerTokens:
-    """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime have passed.
+    """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime has passed.
 
     If the endpoint then fails, the old token is used while it is valid.
 
@@ -40,9 +40,9 @@ class JwtBearerTokens:
         token_endpoint: an https URL.
         key: private key as PEM text. `Secret.from_file` is read for every assertion, so that a
             rotated key takes effect.
-        key_password: of an encrypted key.
+        key_password: the password of an encrypted key.
         algorithm: "RS256" or "ES256".
-        key_id: header field `kid`.
+        key_id: the header field `kid`.
         issuer, subject, audience: the claims `iss`, `sub`, `aud`.
         claims: further claims.
         lifetime_s: seconds from now to `exp`, 1 to 86400.
@@ -56,8 +56,8 @@ class JwtBearerTokens:
         clock: wall clock in ms.
 
     Raises:
-        ConfigError: the URL is not one of https; a value is missing, out of range or excluded by
-            another; the extra is not installed.
+        ConfigError: the URL is not an https URL; a value is missing, out of range or excluded by
+            another one; the extra is not installed.
     """
 
     @redacted(ConfigError)
@@ -112,8 +112,8 @@ class JwtBearerTokens:
         """The token; concurrent callers share one request.
 
         Raises:
-            AuthenticationError: the key cannot be used; the endpoint cannot be reached, refuses,
-                or returns no token.
+            AuthenticationError: the key cannot be used; the endpoint cannot be reached, rejects the
+                request, or returns no token.
         """
         return await self._endpoint.token(self._request)
 
@@ -127,7 +127,7 @@ class JwtBearerTokens:
         return TokenRequest({**self._form, "assertion": assertion.strip()})
 
     def _signed(self) -> Secret:
-        """A fresh assertion. Blocks."""
+        """Return a new assertion. Blocks."""
         import jwt
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

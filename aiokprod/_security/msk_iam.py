@@ -51,7 +51,7 @@ class AwsCredentials:
     @classmethod
     @redacted(ConfigError)
     def from_env(cls) -> Self:
-        """From AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+        """Read AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
 
         Raises:
             ConfigError: one of the first two is missing.
@@ -87,7 +87,7 @@ class MskIamTokens:
     """A token provider for OAUTHBEARER and AWS_MSK_IAM. Each token is new and valid for 15 minutes.
 
     Args:
-        region: of the cluster, e.g. "eu-west-1".
+        region: region of the cluster, e.g. "eu-west-1".
         credentials: the credentials, or a function that returns them and is run in a thread for
             every token, so that rotated credentials take effect.
         clock: wall clock in ms; AWS accepts a difference of five minutes.

@@ -62,7 +62,8 @@ class OidcTokens:
         """The token; concurrent callers share one request.
 
         Raises:
-            AuthenticationError: the endpoint cannot be reached, refuses, or returns no token.
+            AuthenticationError: the endpoint cannot be reached, rejects the request, or returns no
+                token.
         """
         return await self._endpoint.token(self._request)
 

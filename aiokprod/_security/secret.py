@@ -62,8 +62,8 @@ class Secret:
         """The text itself.
 
         Raises:
-            ConfigError: the file or the variable is not there or empty, or this is the copy of a
-                pickled secret.
+            ConfigError: the file or the variable does not exist or is empty, or this is the copy of
+                a pickled secret.
         """
         if self._kind == _TEXT:
             return self._source
@@ -108,7 +108,7 @@ class Secret:
         return hmac.compare_digest(ours, theirs) and self._kind == other._kind
 
     def __hash__(self) -> int:
-        # The same for all secrets: a hash of the text would reveal something about it.
+        # The hash is the same for all secrets: a hash of the text would reveal something about it.
         return hash(Secret)
 
     def __copy__(self) -> Self:
@@ -183,7 +183,8 @@ async def revealed(secret: Secret) -> str:
     """
     try:
         if secret.blocks:
-            # Wrapped in a `Secret`, because asyncio in debug mode logs the results of futures.
+            # The text is wrapped in a `Secret`, because asyncio in debug mode logs the results of
+            # futures.
             loop = asyncio.get_running_loop()
             secret = await loop.run_in_executor(None, lambda: Secret(secret.reveal()))
         return secret.reveal()

@@ -1,4 +1,5 @@
-"""The token endpoint of an OpenID Connect provider: one https request at a time, tokens are cached.
+"""The token endpoint of an OpenID Connect provider. It sends one https request at a time and caches
+tokens.
 
 Only the configured endpoint is requested, by https and without redirects, and error texts contain
 nothing of its response (CVE-2025-27817). Source: RFC 6749 §5.1; Java `HttpJwtRetriever`.
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER: Final = 1 << 20
 _REFRESH_AT: Final = 0.8
-"""Fraction of a token's lifetime after which a new one is fetched, as in Java."""
+"""Fraction of a token's lifetime after which a new one is fetched, like in Java."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,18 @@ class _Cached:
 
 
 class TokenEndpoint:
-    """Fetches tokens and caches each until 80 % of its lifetime have passed.
+    """Fetches tokens and caches each until 80 % of its lifetime has passed.
 
     If the endpoint then fails, the old token is used while it is valid.
 
     Args:
-        url: https.
+        url: an https URL.
         tls: context for the endpoint; default: the system's CAs.
-        timeout_s: seconds for the whole exchange, name resolution to last byte.
+        timeout_s: seconds for the whole exchange, from name resolution to the last byte.
         clock: wall clock in ms.
 
     Raises:
-        ConfigError: the URL is not one of https, or has a user name in it.
+        ConfigError: the URL is not an https URL, or contains a user name.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class TokenEndpoint:
         """The token; concurrent callers share one request.
 
         Args:
-            make: makes the request if one is needed.
+            make: creates the request if one is needed.
 
         Raises:
-            AuthenticationError: the endpoint cannot be reached, refuses, or returns no token.
+            AuthenticationError: the endpoint cannot be reached, rejects the request, or returns no
+                token.
         """
         async with self._lock:
             loop = asyncio.get_running_loop()
@@ -103,7 +105,8 @@ class TokenEndpoint:
                     return cached.token
                 raise
             token, lifetime = fetched
-            # Counted from before the request, because the token may have been issued then.
+            # The lifetime is counted from the time before the request, because the token may have
+            # been issued at that time.
             self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
             return token
 
@@ -173,7 +176,7 @@ class TokenEndpoint:
         token, kind = answer.get("access_token"), answer.get("token_type", "Bearer")
         if not isinstance(token, str) or not token or str(kind).lower() != "bearer":
             raise self._error("its answer has no bearer token")
-        # The broker ends the session by the claim `exp`, which has whole seconds.
+        # The broker ends the session according to the claim `exp`, which is in whole seconds.
         lifetime = (expiry_ms(token) - self._clock()) / 1000
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             given = float(answer.get("expires_in", lifetime))
@@ -208,7 +211,7 @@ def _split(url: str) -> tuple[str, int, str]:
         parts = urlsplit(url)
         port = parts.port or 443
     except ValueError:
-        raise ConfigError("token_endpoint is no URL") from None
+        raise ConfigError("token_endpoint is not a URL") from None
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError("token_endpoint must be an https URL")
     if "@" in parts.netloc or parts.fragment or any(ord(c) <= 32 for c in url):

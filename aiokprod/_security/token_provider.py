@@ -10,7 +10,8 @@ from aiokprod._security.secret import Secret
 
 @runtime_checkable
 class TokenProvider(Protocol):
-    """Gives the token of each authentication with OAUTHBEARER; the setting `sasl_token_provider`.
+    """Returns the token for each authentication with OAUTHBEARER; the setting
+    `sasl_token_provider`.
 
     A function `async def token() -> str | Secret` without arguments may be used instead of an
     object. An object may also have a method `extensions()` that returns SASL extensions (RFC 7628)
@@ -20,11 +21,11 @@ class TokenProvider(Protocol):
     def token(self) -> Awaitable[str | Secret]:
         """The token, usually a JWT.
 
-        Awaited on the event loop for every new connection and every re-authentication, within the
-        connection setup timeout, so a provider should cache tokens that are still valid.
+        It is awaited on the event loop for every new connection and every re-authentication, within
+        the connection setup timeout, so a provider should cache tokens that are still valid.
 
         Raises:
-            AuthenticationError: there is no token; its text is shown to users. Of any other
+            AuthenticationError: there is no token; its text is shown to users. For any other
                 exception only the class is shown, because its text may contain a secret.
         """
         ...

@@ -1,8 +1,8 @@
 """Reads record batches of message format 2.
 
 The producer does not read batches; the Spark sink's audit and the test suites use this module to
-read back what was written. Every count and length is checked against the bytes that are available.
-Source: Java `DefaultRecordBatch`, `DefaultRecord`.
+read back the written records. Every count and length is checked against the bytes that are
+available. Source: Java `DefaultRecordBatch`, `DefaultRecord`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def read_batches(
 
     Args:
         verify_crc: check each batch's CRC-32C.
-        partial_tail: accept an incomplete last batch, as in Fetch responses, and skip it.
+        partial_tail: accept an incomplete last batch, which Fetch responses may have, and skip it.
 
     Raises:
         DecodeError: while iterating, at the first batch that is truncated, damaged, or not of

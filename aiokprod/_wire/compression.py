@@ -150,7 +150,7 @@ class Snappy(Codec):
 
 
 class Lz4(Codec):
-    """LZ4 frames as Java reads them: independent blocks of 64 KiB, no dictionary, no content
+    """LZ4 frames that Java can read: independent blocks of 64 KiB, no dictionary, no content
     checksum (Java computes a different one). The default level is the fast compressor.
 
     The package is lz4 or, where lz4 has no wheel (musl, free-threaded Python), cramjam.
@@ -219,7 +219,7 @@ class _CramjamLz4:
         self._error: type[Exception] = DecompressionError
 
     def compress(self, data: BytesLike, level: int | None) -> bytes:
-        # cramjam's one-shot call writes dependent blocks, which brokers refuse (KIP-57).
+        # cramjam's one-shot call writes dependent blocks, which brokers reject (KIP-57).
         stream = self._lz4.Compressor(level=level, block_linked=False, content_checksum=False)
         stream.compress(bytes(data))
         return bytes(stream.finish())
@@ -227,7 +227,7 @@ class _CramjamLz4:
     def decompress(self, data: bytes, max_bytes: int) -> bytes:
         if not data:
             return b""
-        # One byte more than allowed, to tell "at the limit" from "above it".
+        # Request one byte more than allowed, to distinguish "at the limit" from "above it".
         room = bytearray(max_bytes + 1)
         try:
             size = self._lz4.decompress_into(data, room)
@@ -243,7 +243,7 @@ class _CramjamLz4:
 class Zstd(Codec):
     """Zstandard frames; the default level is 3.
 
-    From Python 3.14 on by the standard library (PEP 784), before by the package zstandard.
+    Since Python 3.14 the standard library encodes them (PEP 784), before the package zstandard.
     """
 
     name = "zstd"
@@ -282,7 +282,7 @@ class _StandardZstd:
     """Zstandard frames with the standard library."""
 
     def __init__(self) -> None:
-        # Neither typed nor importable on every Python that is supported.
+        # The module has no types, and not every supported Python has it.
         self._zstd: Any = import_module("compression.zstd")
 
     def compress(self, data: BytesLike, level: int) -> bytes:
@@ -348,7 +348,7 @@ def _drain(
     while data:
         stream = new_stream()
         try:
-            # Ask for one byte more than allowed, to tell "at the limit" from "above it".
+            # Request one byte more than allowed, to distinguish "at the limit" from "above it".
             chunk = stream.decompress(data, room + 1)
         except error as exc:
             raise DecodeError(f"{name}: {exc}") from exc

@@ -1,4 +1,4 @@
-"""CRC-32C by the package crc32c.
+"""CRC-32C with the package crc32c.
 
 Only the package's compiled module is loaded. Importing the package itself would read its version
 from the metadata of installed packages, which takes a fifth of the time to import all of aiokprod.
@@ -16,7 +16,7 @@ def _load() -> Any:
     package = find_spec("crc32c")
     where = None if package is None else package.submodule_search_locations
     spec = None if where is None else PathFinder.find_spec("crc32c._crc32c", list(where))
-    if spec is None or spec.loader is None:  # another layout than that of version 2.9
+    if spec is None or spec.loader is None:  # the layout differs from that of version 2.9
         import crc32c
 
         return crc32c

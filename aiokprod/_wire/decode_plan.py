@@ -1,8 +1,8 @@
 """Builds the compiled decoder of a struct version from the declaration of the struct.
 
 This module decides once per (class, version) which fields exist, which may be null and which
-lengths are compact; the compiled decoders (`aiokprod._wire.decoders`) then run per message. No
-message is treated specially.
+lengths are compact; the compiled decoders (`aiokprod._wire.decoders`) then run per message. There
+are no exceptions for single messages.
 
 Source: KIP-482 (flexible versions and tagged fields), Java `MessageDataGenerator`.
 """

@@ -3,7 +3,7 @@
 
 `decode_plan` composes them from the declarations once per message and version; this code runs per
 message. Every length is checked against the bytes that are left before memory is allocated. All
-integers are big-endian two's complement. No message is treated specially.
+integers are big-endian two's complement. There are no exceptions for single messages.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -235,7 +235,7 @@ cdef class ArrayDecoder(SizedDecoder):
     """Decodes an array as a tuple.
 
     Args:
-        width: as for `SizedDecoder`.
+        width: see `SizedDecoder`.
         nullable: null is decoded as None; if not set, as an empty tuple.
         element: decoder of the elements.
     """
@@ -269,7 +269,7 @@ cdef class StructDecoder(Decoder):
     """Decodes a struct as an instance of a dataclass with slots.
 
     Args:
-        cls: the dataclass; may be frozen, since the slots are set directly.
+        cls: the dataclass; it may be frozen, because the slots are set directly.
         fields: name and decoder of the fields without tag, in wire order.
         defaults: name and value of all other fields.
         tagged: mapping of tag to name and decoder; None in versions without tagged fields.

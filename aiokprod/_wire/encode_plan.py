@@ -34,7 +34,7 @@ def encode_plan(cls: type[Struct], version: int, flexible: bool, any_null: bool 
     """The encoder of `cls` for `version` of its message.
 
     Args:
-        any_null: encode None as null in every string, bytes or array field, even in those that are
+        any_null: encode None as null in every string, bytes or array field, even if the field is
             not nullable. Some brokers of other vendors send such nulls; tests imitate them.
     """
     fields: list[tuple[str, Encoder]] = []

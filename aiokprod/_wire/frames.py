@@ -22,7 +22,7 @@ _HTTP_STARTS: Final = frozenset((b"HTTP", b"GET ", b"HEAD", b"POST", b"PUT ", b"
 class FrameReader:
     """Collects received bytes and returns complete frames.
 
-    Memory grows with the bytes received, never with the length a peer announces. After an error
+    Memory grows with the bytes received, not with the length that a peer announces. After an error
     the reader cannot be used any more; close the connection.
 
     Attributes:
@@ -44,10 +44,10 @@ class FrameReader:
         return len(self._buffer)
 
     def feed(self, data: BytesLike) -> Iterator[memoryview]:
-        """Yield the frames that `data` completes, in order, without their length prefix. Iterate to
-        the end.
+        """Yield the frames that `data` completes, in order, without their length prefix. The caller
+        must exhaust the iterator, which keeps the rest of `data` only at its end.
 
-        Frames are views of memory that is never reused, so they stay valid. Those in front of a
+        Frames are views of memory that is never reused, so they stay valid. Frames that precede a
         damaged one are yielded before the error is raised, so that the outcome of a request does
         not depend on how the stream is divided into reads (Java `Selector.attemptRead` completes
         one receive at a time).

@@ -26,7 +26,7 @@ _CORRELATION: Final = slice(4, 8)
 
 @dataclass(frozen=True, slots=True)
 class RequestHeader(Message):
-    """Header in front of every request body."""
+    """The header before every request body."""
 
     min_version = 1
     max_version = 2
@@ -35,13 +35,13 @@ class RequestHeader(Message):
     request_api_key: int = int16()
     request_api_version: int = int16()
     correlation_id: int = int32()
-    # Keeps its 16-bit length in version 2: brokers must be able to read headers of any version.
+    # The length stays 16-bit in version 2: brokers must be able to read headers of any version.
     client_id: str | None = nullable_string("1+", compact=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeader(Message):
-    """Header in front of every response body."""
+    """The header before every response body."""
 
     min_version = 0
     max_version = 1
@@ -81,8 +81,8 @@ def encode_request(
     """A complete request frame: length, header, body. Record batches are separate chunks.
 
     Raises:
-        UnsupportedVersion: as `Message.encode`.
-        ValueError: as `Message.encode`, or the frame exceeds 2³¹-1 bytes.
+        UnsupportedVersion: see `Message.encode`.
+        ValueError: see `Message.encode`, or the frame exceeds 2³¹-1 bytes.
     """
     before, after = _around_correlation_id(message.api_key, version, client_id)
     header = b"".join((before, INT32.pack(correlation_id), after))
@@ -101,7 +101,7 @@ def _around_correlation_id(
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> list[BytesLike]:
-    """A complete response frame; chunks and errors as for `encode_request`."""
+    """A complete response frame; for chunks and errors, see `encode_request`."""
     header_version = response_header_version(message.api_key, version)
     header = ResponseHeader(correlation_id).encode(header_version)
     return _frame(header, message.encode_chunks(version))
@@ -124,7 +124,7 @@ def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
     unknown, only key, version and correlation id are decoded, and the body is empty.
 
     Raises:
-        DecodeError: bytes are missing or not allowed.
+        DecodeError: bytes are missing or invalid.
     """
     reader = Reader(frame)
     api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
@@ -142,7 +142,7 @@ def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tupl
         version: version of the request.
 
     Raises:
-        DecodeError: bytes are missing or not allowed.
+        DecodeError: bytes are missing or invalid.
         UnsupportedVersion: the API is not known.
     """
     flexible = response_header_version(api_key, version)

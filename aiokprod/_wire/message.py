@@ -50,7 +50,7 @@ class Message(Struct):
         return b"".join(self.encode_chunks(version))
 
     def encode_chunks(self, version: int) -> list[BytesLike]:
-        """As `encode`, but chunks of `records` fields are separate items and are not copied."""
+        """Like `encode`, but chunks of `records` fields are separate items and are not copied."""
         encoder = _encoder(type(self), version)
         try:
             return encoder.encode(self)
@@ -81,7 +81,7 @@ class Message(Struct):
 
     @classmethod
     def decode_from(cls, data: BytesLike, version: int) -> tuple[Self, int]:
-        """As `decode`, but `data` may continue after the message; also returns the end index."""
+        """Like `decode`, but `data` may continue after the message; also returns the end index."""
         decoder = _decoder(cls, version)
         try:
             return decoder.decode(data, 0, DecodeError)

@@ -7,9 +7,9 @@
 
 A declaration has the same parts as a row of Kafka's message schema: wire type, versions in which
 the field exists, versions in which it may be null, default, tag. Versions are written in Kafka's
-notation: ``"3+"``, ``"0-12"``, ``"4"``. Fields without an explicit default have Java's: 0, False,
-"", zero UUID, empty array. `decode_plan` and `encode_plan` build decoders and encoders from the
-declarations.
+notation: ``"3+"``, ``"0-12"``, ``"4"``. Fields without an explicit default have the default of
+Java: 0, False, "", zero UUID, empty array. `decode_plan` and `encode_plan` build decoders and
+encoders from the declarations.
 
 Source: Kafka `clients/src/main/resources/common/message/README.md`.
 """
@@ -284,7 +284,7 @@ def nullable_array(
     nullable: str | None = None,
     ignorable: bool = False,
 ) -> Sequence[S] | None:
-    """As `array`, but None = null; `nullable` limits the versions in which null is allowed."""
+    """Like `array`, but None stands for null; `nullable` are the versions that allow null."""
     none: Sequence[S] | None = ()
     return _declare(
         none,

@@ -1,7 +1,7 @@
 """Metrics as an OpenTelemetry `MetricsData` message, for PushTelemetry (KIP-714).
 
-Only numbers: gauges and sums, as the Java clients push them. Fields are written in the order of
-their numbers and without defaults, as Google's library does.
+It contains only gauges and sums of numbers, like the messages of the Java clients. Like in Google's
+library, fields are written in the order of their numbers and without defaults.
 
 Source: opentelemetry/proto/metrics/v1/metrics.proto.
 """
@@ -24,8 +24,8 @@ class Point(NamedTuple):
     """One value of a metric.
 
     Attributes:
-        name: of the metric. Points of one metric must follow one another.
-        monotonic: a sum since the start of its time; otherwise a gauge.
+        name: the name of the metric. The points of one metric must follow one another.
+        monotonic: True for a sum since the start of its interval; False for a gauge.
     """
 
     name: str
@@ -47,7 +47,7 @@ def encode_metrics(
     """The message.
 
     Args:
-        start_ns, time_ns: Unix times, begin and end of the sums. Gauges have the end only.
+        start_ns, time_ns: Unix times, begin and end of the sums. Gauges have only the end.
         delta: the sums are those since the last push, otherwise since the start of the client.
         resource: attributes of the client.
         scope, version: name and version of the library.
@@ -90,5 +90,5 @@ def _attributes(field: int, attributes: Mapping[str, str]) -> Iterator[bytes]:
 
 @lru_cache(4096)
 def _attribute(field: int, name: str, value: str) -> bytes:
-    """Cached, because several metrics of a topic have the same one."""
+    """The result is cached, because several metrics of a topic have the same attribute."""
     return message(field, text(1, name), message(2, text(1, value)))

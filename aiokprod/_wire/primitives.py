@@ -1,8 +1,8 @@
 """Kafka's primitive types between bytes and Python values.
 
 `Reader` decodes one complete buffer. It checks every length against the bytes that are left before
-it allocates memory, and raises only `DecodeError`, whatever the input is. It decodes frames and
-record batches; messages have compiled decoders (`aiokprod._wire.decoders`).
+it allocates memory, and raises no other exception than `DecodeError` for any input. It decodes
+frames and record batches; messages have compiled decoders (`aiokprod._wire.decoders`).
 
 All integers are big-endian two's complement. Source: Kafka protocol guide, "Protocol Primitive
 Types"; Java `ByteUtils`.
@@ -26,14 +26,14 @@ _MAX_VARLONG: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class Reader:
-    """A cursor over one buffer.
+    """Decodes primitive types from a buffer, one after the other.
 
     Attributes:
         data: the whole buffer.
         pos: index of the next byte.
         end: index after the last byte that may be read; lowered while a tagged field is read.
 
-    Every method raises `DecodeError` if the bytes are missing or not allowed.
+    Every method raises `DecodeError` if the buffer ends too early or the bytes are invalid.
     """
 
     __slots__ = ("data", "end", "pos")

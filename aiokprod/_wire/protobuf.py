@@ -1,4 +1,4 @@
-"""Fields of Protocol Buffers messages, encoded. Enough to write messages, no decoder.
+"""Encodes the fields of Protocol Buffers messages. There is no decoder.
 
 A message is the concatenation of its fields. Source:
 https://protobuf.dev/programming-guides/encoding/
@@ -77,5 +77,5 @@ def packed_signed(field: int, values: Iterable[int]) -> bytes:
 
 
 def delimited(body: bytes) -> bytes:
-    """A message with its length before it, as in a stream of messages."""
+    """A message preceded by its length, for a stream of messages."""
     return varint(len(body)) + body

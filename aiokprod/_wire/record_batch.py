@@ -71,7 +71,7 @@ class BatchHeader:
 
     @property
     def size(self) -> int:
-        """Size of the batch in bytes, header included."""
+        """Size of the batch in bytes, including the header."""
         return LENGTH_OVERHEAD + self.length
 
     @property

@@ -1,4 +1,4 @@
-"""Which version of each API to use on a connection.
+"""Chooses the version of each API for a connection.
 
 Source: KIP-35, KIP-511; Java `NodeApiVersions`, `NetworkClient.handleApiVersionsResponse`.
 """
@@ -35,7 +35,8 @@ def broker_ranges(response: ApiVersionsResponse) -> VersionRanges:
 
 
 def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
-    """The versions that both sides support; None if there are none or one does not know the API."""
+    """The versions that both sides support; None if there is none or one side does not know the
+    API."""
     ours = CLIENT_RANGES.get(api_key)
     theirs = broker.get(api_key)
     if ours is None or theirs is None:
@@ -45,7 +46,7 @@ def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
 
 
 def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = None) -> int:
-    """The newest version that both sides support.
+    """The highest version that both sides support.
 
     Args:
         broker: the broker's ranges.
@@ -78,10 +79,10 @@ def _show(versions: tuple[int, int] | None) -> str:
 
 
 def lower_api_versions(failed_version: int, response: ApiVersionsResponse) -> int | None:
-    """The version to retry ApiVersions with after UNSUPPORTED_VERSION.
+    """The version with which to repeat ApiVersions after UNSUPPORTED_VERSION.
 
     Returns:
-        The newest version that the broker listed and this package supports; 0 if it listed none;
+        The highest version that the broker listed and this package supports; 0 if it listed none;
         None to give up. Always below `failed_version`, so that a misbehaving broker cannot cause
         endless retries.
     """

@@ -8,8 +8,8 @@
         metadata = await producer.send_and_wait("topic", b"value", key=b"key")
 
 `install` replaces the class in aiokafka itself, for applications and frameworks that cannot change
-their import. aiokafka need not be installed; where it is, errors are instances of its classes too.
-docs/migration/aiokafka.md lists what is the same and what differs.
+their import. aiokafka does not have to be installed; if it is, errors are also instances of its
+classes. docs/migration/aiokafka.md lists what is the same and what differs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
         partition: int
 
     class RecordMetadata(NamedTuple):
-        """Where a record is, as aiokafka reports it.
+        """Partition and offset of a record, in the form in which aiokafka reports them.
 
         Attributes:
             offset: None for a detected duplicate.
@@ -79,7 +79,7 @@ if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
         log_start_offset: int | None
 
     class OffsetAndMetadata(NamedTuple):
-        """An offset to commit, as aiokafka's."""
+        """An offset to commit, like aiokafka's `OffsetAndMetadata`."""
 
         offset: int
         metadata: str = ""
@@ -119,9 +119,9 @@ class AIOKafkaProducer:
         defaults: "aiokprod" uses aiokprod's defaults for arguments that are not given (acks="all",
             idempotence, larger batches); one log record with level WARNING lists the differences.
             "aiokafka" uses those of aiokafka.
-        loop, api_version: deprecated and ignored, as in aiokafka.
+        loop, api_version: deprecated and ignored, like in aiokafka.
         settings: settings that only aiokprod has, such as `buffer_memory` or `plugins`.
-        Others: as in aiokafka. Arguments that are given keep their meaning there.
+        Others: see aiokafka. Arguments that are given have the same meaning as there.
 
     Raises:
         ConfigError (a ValueError): an argument is invalid, or aiokprod has no equivalent; the
@@ -211,7 +211,8 @@ class AIOKafkaProducer:
         self._in_transaction = False
         self._loop = loop
         self._timeout = translated.settings.get("max_block_ms", 60_000) / 1000
-        # Holds no reference to `self`: a producer that is dropped without `stop` is collected.
+        # This holds no reference to `self`, so that a producer that is dropped without `stop` can
+        # be collected.
         self._create = functools.partial(
             Producer[bytes, bytes],
             partitioner=None if partitioner is None else KeyPartitioner(partitioner),
@@ -228,7 +229,7 @@ class AIOKafkaProducer:
         environment = self.producer._environment
         self._unix_ms = environment.unix_ms
         self._partitioner = KeyPartitioner(partitioner or murmur2_or_random(environment.rng))
-        # No reference to `self`, which would keep an unclosed producer alive.
+        # This must not refer to `self`, which would keep an unclosed producer alive.
         watch = self._watch
         self.client = ClientView(
             bootstrap_servers if isinstance(bootstrap_servers, str) else list(bootstrap_servers),
@@ -272,7 +273,7 @@ class AIOKafkaProducer:
         Raises:
             KafkaConnectionError: no bootstrap server can be resolved or reached.
             ProducerClosed: `stop` was called.
-            Others: as `aiokprod.Producer.start`.
+            Others: see `aiokprod.Producer.start`.
 
         Cancellation closes the connections, unless the producer was started before.
         """
@@ -369,9 +370,8 @@ class AIOKafkaProducer:
 
         Raises:
             MessageSizeTooLargeError, UnknownTopicOrPartitionError, KafkaTimeoutError,
-            IllegalOperation, ProducerClosed: as aiokafka; nothing was sent.
-            TypeError: a key or value is not bytes.
-            What a serializer raises, unchanged.
+            IllegalOperation, ProducerClosed: see aiokafka; nothing was sent.
+            TypeError: a key or value is not bytes. The exception of a serializer, unchanged.
 
         Cancellation of this coroutine: the record is not sent.
         """
@@ -408,11 +408,11 @@ class AIOKafkaProducer:
         timestamp_ms: float | None = None,
         headers: Sequence[Header] | None = None,
     ) -> RecordMetadata:
-        """As `send`, and wait for the outcome.
+        """Like `send`, but wait for the outcome.
 
         Cancellation: only the wait ends once the record is in a batch.
         """
-        # By `send`, which instrumentation packages wrap.
+        # Call `send`, because instrumentation packages wrap it.
         future = await self.send(topic, value, key, partition, timestamp_ms, headers)
         return await future
 
@@ -432,7 +432,7 @@ class AIOKafkaProducer:
             A future: `RecordMetadata` of the batch's first record. It fails with the error of the
             first record that failed; others may have been delivered.
 
-        Raises: as `send`, before the first record was appended.
+        Raises: see `send`; only before the first record was appended.
         """
         batch.close()
         self._check_open()
@@ -479,7 +479,7 @@ class AIOKafkaProducer:
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
 
-    # Read by faust and by OpenTelemetry's instrumentation.
+    # faust and OpenTelemetry's instrumentation read this.
 
     def _serialize(self, key: Any, value: Any) -> tuple[Any, Any]:
         if self._key_serializer is not None:
@@ -497,7 +497,7 @@ class AIOKafkaProducer:
         key_bytes: bytes | None,
         value_bytes: bytes | None,
     ) -> int:
-        """The partition of a record. Without a key another call may give another one."""
+        """The partition of a record. Without a key, another call may return another partition."""
         known = self.client.cluster.partitions_for_topic(topic)
         if known is None:
             raise ConfigError(f"no metadata of topic {topic!r}: await partitions_for(...) first")
@@ -516,11 +516,11 @@ class AIOKafkaProducer:
             )
 
     async def begin_transaction(self) -> None:
-        """Open a transaction.
+        """Begin a transaction.
 
         Raises:
             IllegalOperation: the producer has no transactional_id, or a transaction is open.
-            ProducerFenced and others: as `aiokprod.Producer.begin_transaction`.
+            ProducerFenced and others: see `aiokprod.Producer.begin_transaction`.
         """
         self._check_transactional()
         try:
@@ -530,7 +530,7 @@ class AIOKafkaProducer:
         self._in_transaction = True
 
     async def commit_transaction(self) -> None:
-        """Flush and commit. Errors: as `aiokprod.Producer.commit_transaction`."""
+        """Flush and commit. Errors: see `aiokprod.Producer.commit_transaction`."""
         self._check_transactional()
         try:
             await self.producer.commit_transaction()
@@ -539,7 +539,7 @@ class AIOKafkaProducer:
         self._in_transaction = False
 
     async def abort_transaction(self) -> None:
-        """Abort. Errors: as `aiokprod.Producer.abort_transaction`."""
+        """Abort. Errors: see `aiokprod.Producer.abort_transaction`."""
         self._check_transactional()
         try:
             await self.producer.abort_transaction()
@@ -606,7 +606,7 @@ class TransactionContext:
         try:
             await self._producer.abort_transaction()
         except FatalTransactionError as error:
-            # Nothing can be aborted; the exception of the block says more.
+            # The abort is not possible; the exception of the block is more informative.
             logger.debug(
                 "abort after an exception failed: %s",
                 error,
@@ -621,10 +621,10 @@ _originals: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Replace `AIOKafkaProducer` in aiokafka by the class of this module; idempotent.
+    """Replace `AIOKafkaProducer` in aiokafka with the class of this module; idempotent.
 
-    Call it before modules that use ``from aiokafka import AIOKafkaProducer`` are imported: those
-    that have the name already keep aiokafka's class, and are named in a warning.
+    Call it before modules that use ``from aiokafka import AIOKafkaProducer`` are imported: modules
+    that have imported the name already keep aiokafka's class, and a warning lists them.
 
     Raises:
         ConfigError: aiokafka is not installed.
@@ -656,7 +656,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restore aiokafka's own class where `install` has replaced it."""
+    """Restore aiokafka's class where `install` has replaced it."""
     for place, original in _originals.items():
         sys.modules[place].AIOKafkaProducer = original  # type: ignore[attr-defined]
     _originals.clear()

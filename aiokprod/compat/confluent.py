@@ -8,8 +8,9 @@
         future = await producer.produce("topic", b"value", key=b"key", headers={"h": b"1"})
         message = await future
 
-confluent-kafka need not be installed; where it is, errors are its `KafkaException` too.
-docs/migration/confluent-kafka.md lists what is the same, what differs, and every setting.
+confluent-kafka does not have to be installed; if it is, errors are also instances of its
+`KafkaException`. docs/migration/confluent-kafka.md lists what is the same, what differs, and every
+setting.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ OnDelivery = Callable[[Any, "ProducedMessage"], object]
 
 
 class ProducedMessage:
-    """A record and where it is, with the methods of `confluent_kafka.Message`."""
+    """A produced record with its partition and offset, and the methods of
+    `confluent_kafka.Message`."""
 
     __slots__ = ("_error", "_headers", "_key", "_latency", "_metadata", "_topic", "_value")
 
@@ -122,7 +124,7 @@ class ProducedMessage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A broker, as in `confluent_kafka.admin.BrokerMetadata`."""
+    """A broker, like `confluent_kafka.admin.BrokerMetadata`."""
 
     id: int
     host: str
@@ -185,7 +187,7 @@ def _refused(text: str) -> KafkaError:
 
 
 def _seconds(timeout: float | None) -> float | None:
-    """None for a negative timeout, which is without a limit in confluent-kafka."""
+    """None for a negative timeout, which means no limit in confluent-kafka."""
     return None if timeout is None or timeout < 0 else timeout
 
 
@@ -193,8 +195,8 @@ class AIOProducer:
     """A producer with the interface of `confluent_kafka.aio.AIOProducer` (2.15).
 
     Args:
-        producer_conf: settings in librdkafka's names. The mapping is not changed. Settings that are
-            not given have aiokprod's defaults; the partitioner is librdkafka's.
+        producer_conf: settings with librdkafka's names. The mapping is not changed. Settings that
+            are not given have aiokprod's defaults; the partitioner is librdkafka's.
         max_workers, executor, batch_size, buffer_timeout: ignored: there are no threads, and
             batches are sent without a timer of this class.
         environment: network and clock, for tests.
@@ -295,7 +297,7 @@ class AIOProducer:
         Raises:
             TypeError: a key, value or header has another type, or `on_delivery` is a coroutine
                 function; nothing was sent.
-            KafkaException (an `aiokprod.KafkaError`): as `aiokprod.Producer.submit`. Instead of a
+            KafkaException (an `aiokprod.KafkaError`): see `aiokprod.Producer.submit`. Instead of a
                 BufferError the call waits for memory, up to max_block_ms.
 
         Cancellation of this coroutine: the record is not sent.
@@ -352,10 +354,10 @@ class AIOProducer:
         """Wait until every record produced before has its outcome.
 
         Args:
-            timeout: seconds; negative without a limit.
+            timeout: seconds; no limit if it is negative.
 
         Returns:
-            The number of records that have none yet, 0 unless the timeout passed.
+            The number of records without an outcome, 0 unless the timeout passed.
         """
         try:
             await self.producer.flush(_seconds(timeout))
@@ -405,12 +407,12 @@ class AIOProducer:
         """Brokers, and the partitions of one topic.
 
         Args:
-            topic: the topic; required, because a producer requests the topics in use only.
-            timeout: seconds; negative for max_block_ms.
+            topic: the topic; required, because a producer requests only the topics in use.
+            timeout: seconds; max_block_ms if it is negative.
 
         Raises:
             ConfigError: no topic is given.
-            KafkaException: as `aiokprod.Producer.partitions_for`.
+            KafkaException: see `aiokprod.Producer.partitions_for`.
         """
         if topic is None:
             raise _refused(
@@ -455,27 +457,27 @@ class AIOProducer:
 
         Raises:
             ConfigError: there is no transactional.id.
-            KafkaException: as `aiokprod.Producer.start`.
+            KafkaException: see `aiokprod.Producer.start`.
         """
         if not self._transactional:
             raise _refused("init_transactions() needs the setting transactional.id")
         await self._within("init_transactions", self.producer.start(), timeout)
 
     async def begin_transaction(self) -> None:
-        """Open a transaction. Errors: as `aiokprod.Producer.begin_transaction`."""
+        """Begin a transaction. Errors: see `aiokprod.Producer.begin_transaction`."""
         await self._within("begin_transaction", self.producer.begin_transaction(), -1)
 
     async def commit_transaction(self, timeout: float = -1) -> None:
         """Flush and commit. After a timeout call it again; `timeout` is in seconds.
 
-        Errors: as `aiokprod.Producer.commit_transaction`.
+        Errors: see `aiokprod.Producer.commit_transaction`.
         """
         await self._within(
             "commit_transaction", self.producer.commit_transaction(_seconds(timeout)), -1
         )
 
     async def abort_transaction(self, timeout: float = -1) -> None:
-        """Abort; unsent records fail. Errors: as `aiokprod.Producer.abort_transaction`."""
+        """Abort; unsent records fail. Errors: see `aiokprod.Producer.abort_transaction`."""
         await self._within(
             "abort_transaction", self.producer.abort_transaction(_seconds(timeout)), -1
         )

@@ -62,11 +62,11 @@ _DEFAULTS: Final = {
     name: parameter.default
     for name, parameter in inspect.signature(KafkaBroker.__init__).parameters.items()
 }
-"""What FastStream passes to aiokafka for arguments that the application did not give."""
+"""The values that FastStream passes to aiokafka for arguments that the application did not give."""
 
 
 class BatchMetadata(RecordMetadata):
-    """The result of `publish_batch`: the place of its first record.
+    """The result of `publish_batch`: partition and offset of its first record.
 
     Attributes:
         results: outcome of every record by its position, a `BulkResult`.
@@ -112,7 +112,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
 
     Attributes:
-        arguments: of `AIOKafkaProducer`, set before `connect`.
+        arguments: the arguments of `AIOKafkaProducer`, set before `connect`.
         limit: the broker's `max_batch_size` if it has one, bytes.
     """
 
@@ -124,7 +124,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         self._unconfirmed: set[asyncio.Task[BatchMetadata]] = set()  # the loop has weak references
 
     async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
-        """Start a producer of aiokprod in the place of `producer`, which was not started."""
+        """Start a producer of aiokprod instead of `producer`, which was not started."""
         await producer.stop()
         self.limit = self.arguments.get("max_batch_size")
         await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
@@ -136,12 +136,12 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             await asyncio.wait(self._unconfirmed)
 
     async def publish(self, cmd: KafkaPublishCommand) -> Any:
-        """Send one message, as FastStream does, with fewer coroutines.
+        """Send one message like FastStream, but with fewer coroutines.
 
         Returns:
             `RecordMetadata`, or a future with it if `no_confirm` is set.
 
-        Raises: as `AIOKafkaProducer.send`.
+        Raises: see `AIOKafkaProducer.send`.
 
         Cancellation: the record is not sent if it is not in a batch yet; after that only the wait
         ends.
@@ -221,7 +221,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         """The bytes of each body; their content types, None if no body has one; their total
         length."""
         codec, serializer = self.codec, self.serializer
-        if type(codec) is DefaultCodec:  # without a coroutine for each body
+        if type(codec) is DefaultCodec:  # this saves a coroutine for each body
             size = size_of_bytes(bodies)
             if size >= 0:
                 return list(bodies), None, size
@@ -235,7 +235,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
 
 def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None] | None:
-    """The key of each message, as `KafkaPublishCommand.key_for`; None if no message has one."""
+    """The key of each message, see `KafkaPublishCommand.key_for`; None if no message has one."""
     if not getattr(cmd, "_per_message_keys", True):
         return None if cmd.key is None else [cmd.key] * count  # no message has its own
     return [cmd.key_for(position) for position in range(count)]
@@ -268,7 +268,7 @@ def _check_size(
         values_size: total length of `values` in bytes.
         typed: has every list of `headers`.
     """
-    # In one call for all first: most batches are far below the limit.
+    # First compute the size of all records in one call: most batches are far below the limit.
     fixed = max(record_size(None, None, one) for one in typed.values())
     size = HEADER_SIZE + fixed * len(values) + values_size
     if size + sum(map(len, filter(None, keys or ()))) <= limit:
@@ -315,7 +315,7 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
     aiokprod_settings: dict[str, Any]
 
     async def connect(self, **connection_kwargs: Any) -> None:
-        """Connect as FastStream does, with the producer of aiokprod."""
+        """Connect like FastStream, but with the producer of aiokprod."""
         given = {
             name: value
             for name, value in connection_kwargs.items()
@@ -348,7 +348,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     of its key. It raises BatchBufferOverflowException only if `max_batch_size` is given.
 
     Raises:
-        ConfigError: it is another broker, or it is connected already.
+        ConfigError: `broker` is not a KafkaBroker, or it is connected already.
     """
     if not isinstance(broker, KafkaBroker):
         raise ConfigError(
@@ -392,9 +392,9 @@ class _BrokerTransaction(TransactionContext):
 
 
 def transaction(broker: KafkaBroker) -> TransactionContext:
-    """``async with transaction(broker)``: what the block publishes is committed at its end, and
-    aborted on an exception. If it cannot be committed because a message failed, it is aborted
-    before that error is raised.
+    """``async with transaction(broker)``: commit the messages that the block publishes at its end,
+    abort on an exception. A transaction that cannot be committed because a message failed is
+    aborted before that error is raised.
 
     Args:
         broker: connected, with a `transactional_id`. Only one task may have a transaction open.

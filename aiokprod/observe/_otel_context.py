@@ -27,7 +27,7 @@ class _HeaderSetter(Setter[list["Header"]]):
 
 class _HeaderGetter(Getter[Carrier]):
     def get(self, carrier: Carrier, key: str) -> list[str] | None:
-        """All values of a header; those that are no text are left out."""
+        """All values of a header; those that are not text are left out."""
         found = []
         for name, value in carrier:
             if name.lower() == key and value is not None:
@@ -49,7 +49,7 @@ class HeaderInjector:
     """Adds the headers of a propagator to those of records.
 
     Args:
-        propagator: None uses the global one, as it is when a record is sent.
+        propagator: None uses the propagator that is the global one when a record is sent.
     """
 
     def __init__(self, propagator: TextMapPropagator | None) -> None:
@@ -69,8 +69,8 @@ class HeaderInjector:
         """
         if headers and any(name == "traceparent" for name, _ in headers):
             return headers
-        # A context never changes, and W3C headers depend on nothing else. Most records that follow
-        # one another are sent in the same context.
+        # The headers are cached: a context never changes, W3C headers depend on nothing else, and
+        # most consecutive records are sent in the same context.
         if context is not self._context:
             made = self._made(context, span)
             if not self._w3c:
@@ -83,7 +83,7 @@ class HeaderInjector:
         if propagator is not self._known:
             self._known = propagator
             self._w3c = "traceparent" in propagator.fields and propagator.fields <= _W3C
-        # With nothing but the span in the context there is no baggage. The header is then written
+        # If the context contains only the span, there is no baggage. The header is then written
         # here, because the propagators take several times as long.
         if self._w3c and len(context) == 1 and span.is_valid and not span.trace_state:
             return (("traceparent", traceparent(span)),)
@@ -108,13 +108,13 @@ def extract(
             ...
 
     Args:
-        headers: (name, value) pairs as clients have them, a mapping, or None.
-        context: to which the found values are added; None for an empty one, so that a span of a
-            record without headers starts a trace.
+        headers: (name, value) pairs, a mapping, or None.
+        context: the context to which the extracted values are added; None for an empty one, so that
+            a span of a record without headers starts a trace.
         propagator: None uses the global one.
 
     Returns:
-        The context with what was found.
+        The context with the extracted values.
     """
     if context is None:
         context = Context()

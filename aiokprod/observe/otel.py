@@ -50,12 +50,12 @@ __all__ = ["Spans", "Telemetry", "extract"]
 Spans = Literal["off", "batch", "record"]
 
 MAX_LINKS: Final = 128
-"""Links of a batch span, the default limit of SDKs."""
+"""Maximum number of links of a batch span, the default limit of SDKs."""
 
 DURATION_BOUNDS: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
-"""Bucket bounds in s that the conventions name for messaging.client.operation.duration."""
+"""Bucket bounds in s that the conventions specify for messaging.client.operation.duration."""
 
 _NAME: Final = "aiokprod"
 _SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
@@ -63,11 +63,11 @@ _COMMON: Final = {"messaging.system": "kafka", "messaging.operation.name": "send
 
 
 class Telemetry:
-    """A plug-in that propagates the trace context, makes spans and records metrics.
+    """A plug-in that propagates the trace context, creates spans and records metrics.
 
     Use one object for each producer. Without an active span nothing is done for a record. With one,
     the record gets the headers of the propagator (traceparent, tracestate, baggage), unless it has
-    a traceparent already. Spans are made only if the active span is sampled.
+    a traceparent already. Spans are created only if the active span is sampled.
 
     Args:
         tracer_provider, meter_provider: None uses the global ones.
@@ -76,7 +76,7 @@ class Telemetry:
         spans: "batch": a CLIENT span for each batch that has records of sampled spans. Its parent
             is the span of the first of them, and it has links to at most 128. "record": a PRODUCER
             span for each record, whose context is that in the headers. "off": headers only.
-        key_attribute: have messaging.kafka.message.key on record spans: keys in UTF-8 as text,
+        key_attribute: set messaging.kafka.message.key on record spans: keys in UTF-8 as text,
             others in hexadecimal. Keys can be personal data, so they are left out by default.
         unix_ns: the wall clock, for the start of batch spans.
 
@@ -160,7 +160,7 @@ class Telemetry:
         base_offset: int | None,
         error: KafkaError | None,
     ) -> None:
-        """End the spans of records, or make that of a batch; see `RecordPlugin`."""
+        """End the spans of records, or create that of a batch; see `RecordPlugin`."""
         attributes = self._place(batch)
         if self._spans == "batch":
             attributes["messaging.batch.message_count"] = batch.core.record_count
@@ -179,7 +179,7 @@ class Telemetry:
     def on_record_unsent(
         self, topic: str, partition: int | None, token: object | None, error: KafkaError
     ) -> None:
-        """End the span of a record that never was in a batch, or make one; see `RecordPlugin`."""
+        """End the span of a record that never was in a batch, or create one; see `RecordPlugin`."""
         if token is None:  # it failed before `on_append`, in the context of its caller
             token = get_current_span().get_span_context()
             if not token.trace_flags & 1 or self._spans == "off":
@@ -207,7 +207,7 @@ class Telemetry:
         """Take the addresses of the brokers for the spans; see `Observer`."""
         self._nodes = dict(snapshot.nodes)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _attributes(self, topic: str) -> dict[str, Any]:
         return {**_COMMON, **self._client, "messaging.destination.name": topic}

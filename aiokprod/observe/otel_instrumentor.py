@@ -1,4 +1,4 @@
-"""`AiokprodInstrumentor` gives every new producer a `Telemetry`, without changes of the program.
+"""`AiokprodInstrumentor` adds a `Telemetry` to every new producer, without changes of the program.
 
 It is the entry point `aiokprod` of the group `opentelemetry_instrumentor`, so the command
 `opentelemetry-instrument` finds it. Needs the extra `otel`.
@@ -30,15 +30,15 @@ class AiokprodInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """Instruments aiokprod.
 
     `instrument()` takes the arguments of `Telemetry`: tracer_provider, meter_provider, propagator,
-    spans and key_attribute. It concerns producers that are created afterwards, until
-    `uninstrument()`. Producers that have a `Telemetry` already are left as they are.
+    spans and key_attribute. It applies to producers that are created afterwards, until
+    `uninstrument()`. Producers that already have a `Telemetry` are not changed.
     """
 
-    # A list, because a function would become a method. The base class is a singleton.
+    # This is a list, because a function would become a method. The base class is a singleton.
     _originals: ClassVar[list[Callable[..., None]]] = []
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """Nothing else is instrumented, and aiokprod itself is there."""
+        """No other package is instrumented, and aiokprod itself is installed."""
         return ()
 
     def _instrument(self, **kwargs: Any) -> None:

@@ -8,9 +8,9 @@
     exporter = with_producers(OTLPMetricExporter(), producer)
     metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(exporter)]))
 
-The SDK has no way to give it histograms that were counted elsewhere. So the metrics are added to
-what it exports, histograms as exponential histograms with the buckets of the producer. Needs the
-extra `otel` and the package opentelemetry-sdk.
+The SDK does not accept histograms that were counted elsewhere. Therefore the metrics are added to
+its exports, histograms as exponential histograms with the buckets of the producer. Needs the extra
+`otel` and the package opentelemetry-sdk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["PREFIX", "scope_metrics", "with_producers"]
 
 PREFIX: Final = "aiokprod.producer."
-"""Of all names; then follow those of `producer.metrics()`, without `_s` of durations."""
+"""Prefix of all names. The rest is the name in `producer.metrics()`, without the `_s` of
+durations."""
 
 _UNITS: Final = {"": "1", "s": "s", "bytes": "By", "batches": "{batch}"}
 _ATTRIBUTES: Final = {"topic": "messaging.destination.name", "node": "node.id"}
@@ -67,12 +68,12 @@ def with_producers(
 ) -> MetricExporter:
     """An exporter that exports the metrics of producers with those of the SDK.
 
-    They are added to the first resource of each export. The SDK exports nothing as long as no
-    instrument has a value; those of `Telemetry` have one after the first batch. Sums are
-    cumulative, whatever temporality the exporter prefers.
+    The metrics are added to the first resource of each export. The SDK exports nothing as long as
+    no instrument has a value; those of `Telemetry` have one after the first batch. Sums are
+    cumulative, even if the exporter prefers another temporality.
 
     Args:
-        producers: told apart by the attribute messaging.client.id.
+        producers: the producers; the attribute messaging.client.id identifies each of them.
         unix_ns: the wall clock.
 
     Raises:
@@ -99,7 +100,7 @@ class _Exporter(MetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
     ) -> MetricExportResult:
-        """Export both."""
+        """Export the metrics of the SDK and of the producers."""
         resources = list(metrics_data.resource_metrics)
         if resources:
             first, now = resources[0], self._unix_ns()
@@ -120,7 +121,7 @@ class _Exporter(MetricExporter):
 
 
 def scope_metrics(producer: Producer[Any, Any], *, start_ns: int, time_ns: int) -> ScopeMetrics:
-    """The metrics of a producer now.
+    """The current metrics of a producer.
 
     Args:
         start_ns, time_ns: Unix times, begin and end of the counters.
@@ -175,7 +176,8 @@ def _histogram(
 
 
 def _divided(metric: Definition, values: Mapping[str, Any]) -> Iterator[tuple[dict[str, str], Any]]:
-    """The values of a metric with the attribute that divides it; there is no total then."""
+    """The values of a metric with the attribute by which it is divided. If it is divided, there is
+    no total."""
     if metric.topic or metric.node:
         by, found = ("topic", values["topics"]) if metric.topic else ("node", values["nodes"])
         for name, counts in found.items():

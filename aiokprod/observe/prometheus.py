@@ -69,9 +69,9 @@ def collector(
     Args:
         producers: their `client_id`s, which are a label of all metrics, must differ.
         namespace: prefix of all names.
-        max_topics: per producer, the topics that get label values of their own: those that were
-            used first. All others are counted together as "(other)".
-        native_histograms: give native histograms too; for `exposition`, or the OpenMetrics 2 text
+        max_topics: number of topics of each producer that get separate label values: those that
+            were used first. All others are counted together as "(other)".
+        native_histograms: return native histograms too; for `exposition`, or the OpenMetrics 2 text
             of prometheus_client. Its other text formats cannot express them.
 
     Raises:
@@ -115,7 +115,7 @@ class ProducerCollector(Collector):
         return [self._family(metric) for metric in METRICS]
 
     def collect(self) -> Iterator[Family]:
-        """All metrics, as they are now."""
+        """The current values of all metrics."""
         pause = _pause()
         found = []
         for producer in self._producers:
@@ -143,8 +143,8 @@ Label = tuple[str, str]
 class ProducerFamily(Family):
     """One metric with its values.
 
-    Its `samples` are made when they are asked for, because those of some hundred topics take longer
-    to make than their text.
+    Its `samples` are created on access, because creating those of some hundred topics takes longer
+    than creating their text.
 
     Attributes:
         rows: (suffix of the name, client_id, label, value of `le`, value) of each sample.
@@ -157,7 +157,7 @@ class ProducerFamily(Family):
             name = name.removesuffix("_s") + "_seconds"
         unit = _UNITS.get(metric.unit, "")
         text = metric.meaning[0].upper() + metric.meaning[1:]
-        # OpenMetrics demands that the name ends with the unit.
+        # OpenMetrics requires that the name ends with the unit.
         own_unit = unit if name.endswith(f"_{unit}") else ""
         super().__init__(name, text.replace("`", "") + ".", metric.kind, own_unit)
         self.rows: list[tuple[str, str, Label, str, float]] = []
@@ -166,7 +166,7 @@ class ProducerFamily(Family):
         self._native = native
 
     def add(self, client_id: str, label: Label, value: Any) -> None:
-        """Add a value, for a histogram that of `producer.metrics()`."""
+        """Add a value; for a histogram, the one in `producer.metrics()`."""
         if self.type != "histogram":
             suffix = "_total" if self.type == "counter" else ""
             self.rows.append((suffix, client_id, label, "", value))
@@ -180,7 +180,7 @@ class ProducerFamily(Family):
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples as prometheus_client has them."""
+        """The samples in the form of prometheus_client."""
         made = [
             Sample(self.name, _labels(client_id, label), 0.0, None, None, native_histogram(value))
             for client_id, label, value in self.natives
@@ -192,7 +192,7 @@ class ProducerFamily(Family):
 
     @samples.setter
     def samples(self, value: list[Sample]) -> None:
-        """The base class sets it to an empty list."""
+        """Ignore the value: the base class sets it to an empty list."""
 
     def text(self) -> str:
         """The samples in Prometheus' text format."""
@@ -225,10 +225,10 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
     """The metrics of a registry in the format that the scraper prefers.
 
     Args:
-        accept: the Accept header of the request. If it has Prometheus' protobuf format (feature
-            native-histograms), so has the result, with the native histograms that the collector
-            gives. Otherwise the result is text, as that of `prometheus_client.generate_latest` but
-            in less time.
+        accept: the Accept header of the request. If it contains Prometheus' protobuf format
+            (feature native-histograms), the result has this format and contains the native
+            histograms of the collector. Otherwise it is the text that
+            `prometheus_client.generate_latest` returns, but takes less time.
 
     Returns:
         The body of the response and its content type.
@@ -248,7 +248,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 class _Fixed(Collector):
-    """Gives families that were collected before."""
+    """Returns families that were collected before."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = families
@@ -291,8 +291,8 @@ def classic_buckets(
 
 
 def _divided(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[Label, Any]]:
-    """The values of a metric with the label that divides it. Where it is divided by topic or
-    broker there is no total, which is their sum."""
+    """The values of a metric with the label by which it is divided. If it is divided by topic or
+    broker, there is no total, which is the sum of the values."""
     if metric.topic:
         for topic, counts in values["topics"].items():
             yield ("topic", topic), counts[metric.name]
@@ -320,9 +320,9 @@ def _limited(topics: dict[str, dict[str, int]], limit: int) -> dict[str, dict[st
 
 
 def _pause() -> Callable[[], None]:
-    """What to call between two metrics."""
+    """The function to call between two metrics."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return partial(time.sleep, 0)  # no event loop here: let that of another thread run
+        return partial(time.sleep, 0)  # no event loop in this thread: let another one run
     return lambda: None

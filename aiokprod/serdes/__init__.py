@@ -1,8 +1,8 @@
 """Serializers with schemas, and CloudEvents; docs/serdes.md has examples.
 
 Avro and the validation of JSON Schema need the extra `registry`, CloudEvents the extra
-`cloudevents`. Their packages are imported when an object that needs them is made. Nothing here is
-imported by `aiokprod` itself.
+`cloudevents`. Their packages are imported when an object that needs them is created. Nothing here
+is imported by `aiokprod` itself.
 """
 
 from aiokprod.serdes._schema_serializer import (

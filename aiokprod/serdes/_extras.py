@@ -12,9 +12,9 @@ def extra(module: str, package: str, name: str, user: str) -> Any:
     """Import a module of an extra.
 
     Args:
-        package: that has the module.
-        name: of the extra; "" if the package is not in one.
-        user: what needs it, for the error.
+        package: the package that contains the module.
+        name: the name of the extra; "" if the package is not in one.
+        user: the class or function that needs it, for the error.
 
     Raises:
         ConfigError: the package is not installed.

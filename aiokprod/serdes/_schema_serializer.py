@@ -1,9 +1,10 @@
-"""What the serializers of Avro, JSON Schema and Protobuf share: subjects, schema ids, framing.
+"""The common part of the serializers for Avro, JSON Schema and Protobuf: subjects, schema ids,
+framing.
 
-The frame of a topic is what tells readers the schema: `0x00` and the id (int32) in front of the
-data, or `0x01` and the GUID (16 bytes) in a header; for Protobuf both are followed by the indexes
-of the message. It is known after the first record of a topic, and from then on a serializer only
-encodes and joins.
+The frame of a topic identifies the schema for readers: `0x00` and the id (int32) before the data,
+or `0x01` and the GUID (16 bytes) in a header; for Protobuf both are followed by the indexes of the
+message. It is known after the first record of a topic, and from then on a serializer only encodes
+and joins.
 
 Source: Confluent's "Formats, Serializers, and Deserializers" (wire format).
 """
@@ -34,7 +35,7 @@ SubjectName: TypeAlias = Callable[[str, Field, str | None], str]
 
 HEADER_NAMES: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
 _DEEPEST: Final = 32
-"""Levels of references, and so the end of a cycle in them."""
+"""Maximum number of levels of references, which also ends cycles."""
 
 
 def topic_name(topic: str, field: Field, record: str | None) -> str:
@@ -43,7 +44,7 @@ def topic_name(topic: str, field: Field, record: str | None) -> str:
 
 
 def record_name(topic: str, field: Field, record: str | None) -> str:
-    """The subject is the full name of the schema, in all topics."""
+    """The subject `<full name of the schema>`, the same in all topics."""
     return _named(record)
 
 
@@ -62,7 +63,7 @@ class SchemaSerializer(ABC):
     """A serializer whose schema is in a registry.
 
     Args:
-        kind: of the schema: "AVRO", "JSON" or "PROTOBUF".
+        kind: the type of the schema: "AVRO", "JSON" or "PROTOBUF".
         schema: the text that is looked up or registered.
         name: full name of the schema.
     """
@@ -125,10 +126,10 @@ class SchemaSerializer(ABC):
             self._preparing.abandon()
 
     def meant_for(self, field: Field) -> None:
-        """Check the setting that the serializer is passed to.
+        """Check the setting to which the serializer is passed.
 
         Raises:
-            ConfigError: it was made for the other field.
+            ConfigError: it was created for the other field.
         """
         if field != self.field:
             raise ConfigError(
@@ -145,7 +146,7 @@ class SchemaSerializer(ABC):
         removed from it.
 
         Raises:
-            SerializerProblem: data do not match the schema, or the registry refuses the schema.
+            SerializerProblem: data do not match the schema, or the registry rejects the schema.
         """
         frame = self._frames.get(topic)
         if frame is None:
@@ -163,13 +164,13 @@ class SchemaSerializer(ABC):
         """Fetch the schema's id for a topic.
 
         Raises:
-            RegistryError: the registry refuses, or cannot be asked.
+            RegistryError: the registry rejects the request, or cannot be reached.
         """
         if topic not in self._frames:
             await self._preparing.result(topic, partial(self._prepared, topic))
 
     def _begin(self, topic: str) -> None:
-        """Ask the registry, if no request is in progress."""
+        """Send a request to the registry, unless one is in progress."""
         self._preparing.start(topic, partial(self._prepared, topic))
 
     @abstractmethod
@@ -182,14 +183,14 @@ class SchemaSerializer(ABC):
 
     @abstractmethod
     def _use_references(self, found: list[tuple[SchemaReference, RegisteredSchema]]) -> None:
-        """Called before the first record with the schemas that this one refers to, each after those
-        that it refers to itself; not called if it refers to none."""
+        """Called before the first record with the schemas to which this one refers, each after
+        those to which it refers itself; not called if there are none."""
 
     async def _own_references(self, topic: str) -> tuple[SchemaReference, ...]:
         return self._references
 
     def _suffix(self) -> bytes:
-        """What follows the id or the GUID."""
+        """The bytes that follow the id or the GUID."""
         return b""
 
     def _lookup(
@@ -236,7 +237,7 @@ class SchemaSerializer(ABC):
     async def _resolved(
         self, references: tuple[SchemaReference, ...]
     ) -> list[tuple[SchemaReference, RegisteredSchema]]:
-        """The schemas that are referred to, directly or not, in the order of their use."""
+        """The schemas that are referred to, directly or indirectly, in the order of their use."""
         found: dict[tuple[str, str, int], tuple[SchemaReference, RegisteredSchema]] = {}
 
         async def add(one: SchemaReference, depth: int) -> None:
@@ -260,8 +261,8 @@ class SchemaSerializer(ABC):
         return [*found.values()]
 
     def _add_header(self, headers: Sequence[Header], frame: bytes) -> None:
-        """Append the frame as a header. Headers of that name are removed: readers take the first,
-        which may be that of another record whose headers were passed on."""
+        """Append the frame as a header. Headers of that name are removed: readers use the first
+        one, which may come from another record whose headers were passed on."""
         assert isinstance(headers, list)
         name = self._header_name
         if headers:
@@ -287,11 +288,12 @@ class _PendingRecord(PendingSchema):
         serializer = self._serializer
         await serializer.warm(self._topic)
         result = serializer.serialize(self._topic, self._headers, self._data)
-        # More topics than `Registry.cache` at the same time may displace the frame.
+        # The frame may have been dropped if more topics than `Registry.cache` are used at the same
+        # time.
         return await result if isinstance(result, PendingSchema) else result
 
     def missing(self) -> SchemaMissing:
-        """Ask the registry, if no request is in progress."""
+        """Send a request to the registry, unless one is in progress."""
         serializer = self._serializer
         serializer._begin(self._topic)
         return SchemaMissing(

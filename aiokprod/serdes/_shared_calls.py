@@ -1,5 +1,5 @@
-"""Calls that several tasks wait for: one call for each key and event loop, whose failure is
-remembered for a second."""
+"""Calls for which several tasks wait: one call for each key and event loop. A failure is remembered
+for a second."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 _FAILURE_KEPT_S: Final = 1.0
-"""So that every record with a schema that the registry does not have is not a request."""
+"""Seconds for which a failure is remembered, so that records with a schema that the registry does
+not have do not cause a request each."""
 
 
 _ABANDONED: Final = "the request was abandoned"
 
 
 class RepeatableProblem(SerializerProblem):
-    """A problem that several tasks get, each its own copy."""
+    """A problem of which each of several tasks gets a copy."""
 
     def copy(self) -> RepeatableProblem:
         """An equal error without traceback."""
@@ -36,8 +37,9 @@ class _Call(Generic[R]):
 
     Attributes:
         waiters: a future of each task that waits. They get the result or the error, and never an
-            exception. `asyncio.shield` of one future would do as well, but if thousands of records
-            reach their deadline together, each removal of its callback looks at all of them.
+            exception. `asyncio.shield` of one future would also work, but if thousands of records
+            reach their deadline at the same time, each removal of a callback would search all of
+            them.
     """
 
     def __init__(self) -> None:
@@ -64,9 +66,9 @@ class SharedCalls(Generic[K, R]):
 
     Args:
         limit: number of failures that are remembered.
-        keeps_running: a call for which no task waits any more continues until `abandon`; otherwise
-            it is cancelled.
-        describe: the error for an exception other than `RepeatableProblem`.
+        keeps_running: a call for which no task waits any longer continues until `abandon`;
+            otherwise it is cancelled.
+        describe: returns the error for an exception other than `RepeatableProblem`.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class SharedCalls(Generic[K, R]):
         make: Callable[[], Awaitable[R]],
         waiter: asyncio.Future[R | RepeatableProblem] | None = None,
     ) -> _Call[R]:
-        """Begin the call, unless it is in progress. `waiter` gets what becomes of it."""
+        """Begin the call, unless it is in progress. `waiter` gets its outcome."""
         loop = asyncio.get_running_loop()
         calls = self._calls(loop)
         call = calls.running.get(key)
@@ -125,7 +127,7 @@ class SharedCalls(Generic[K, R]):
         return call
 
     async def result(self, key: K, make: Callable[[], Awaitable[R]]) -> R:
-        """Wait for the call, which is begun unless it is in progress.
+        """Wait for the call; begin it unless it is in progress.
 
         Raises:
             RepeatableProblem: it failed, perhaps less than a second ago.
@@ -149,7 +151,7 @@ class SharedCalls(Generic[K, R]):
         return answer
 
     def abandon(self) -> None:
-        """Cancel the calls of the running loop; those who wait get an error."""
+        """Cancel the calls of the running loop; waiting tasks get an error."""
         loop = _running_loop()
         if loop is None:
             return
@@ -157,7 +159,8 @@ class SharedCalls(Generic[K, R]):
             call.cancel()
 
     def _calls(self, loop: asyncio.AbstractEventLoop) -> _LoopCalls[K, R]:
-        # Without a lock: only the thread of a loop adds it, and a dict takes one key at a time.
+        # No lock is needed: only the thread of a loop adds that loop, and adding a key to a dict is
+        # atomic.
         calls = self._loops.get(loop)
         return self._loops.setdefault(loop, _LoopCalls()) if calls is None else calls
 

@@ -24,22 +24,23 @@ _NAMED: Final = ("record", "error", "enum", "fixed")
 
 
 class AvroSerializer(SchemaSerializer):
-    """Encodes dicts, and what else fastavro writes for a schema, as Avro.
+    """Encodes dicts, and other data that fastavro accepts for a schema, as Avro.
 
     The bytes are those of confluent-kafka's `AvroSerializer` and of Java's `KafkaAvroSerializer`: a
     schema that is only "bytes" is written without a length.
 
     Args:
-        schema: as JSON text, or as what `json.loads` makes of it.
+        schema: the schema as JSON text or as the result of `json.loads`.
         convert: called with each key or value first, for instance `dataclasses.asdict`.
-        references: of named types that the schema uses and does not define.
+        references: references to named types that the schema uses but does not define.
         field: "key" or "value".
         subject: function of topic, field and the full name of the schema, or a fixed name.
-        register: register the schema if the registry does not have it. Otherwise that is an error.
+        register: register the schema if the registry does not have it. If False, a missing schema
+            is an error.
         normalize: let the registry compare schemas without regard to their order and layout.
-        framing: the id in front of the data, or the GUID in a header.
-        strict: refuse data with fields that the schema does not have, or without a field that has
-            a default.
+        framing: write the id before the data, or the GUID in a header.
+        strict: reject data with fields that the schema does not have, or without a field that has a
+            default.
 
     Raises:
         ConfigError: the schema or another argument is not valid, or fastavro is not installed.
@@ -81,7 +82,7 @@ class AvroSerializer(SchemaSerializer):
             framing=framing,
         )
         fastavro = extra("fastavro", "fastavro", "registry", "AvroSerializer")
-        # What Java and confluent-kafka write for it has no length.
+        # Java and confluent-kafka write it without a length.
         self._only_bytes = (
             isinstance(self._document, dict) and self._document.get("type") == "bytes"
         )
@@ -96,7 +97,7 @@ class AvroSerializer(SchemaSerializer):
         try:
             return parse_schema(self._document, named)
         except Exception as error:
-            # A schema is no secret, but its text is long.
+            # A schema is not a secret, but its text is long.
             text = f"{type(error).__name__}: {error}"
         raise ConfigError(f"AvroSerializer(schema=...): is not a valid Avro schema: {text[:200]}")
 
@@ -123,11 +124,11 @@ class AvroSerializer(SchemaSerializer):
             return out.getvalue()
         except Exception as error:
             failure = type(error).__name__
-        # Not in the block above: the text of fastavro's error contains the data.
+        # Raise this outside the block above: the text of fastavro's error contains the data.
         raise SchemaMismatch(self._mismatch(data, failure))
 
     def _mismatch(self, data: Any, failure: str) -> str:
-        """Where the data do not match, without the data."""
+        """Describe where the data do not match, without showing the data."""
         from fastavro.validation import ValidationError, validate
 
         where = ""
@@ -143,7 +144,7 @@ class AvroSerializer(SchemaSerializer):
 
 
 def _full_name(document: Any) -> str | None:
-    """The full name of a named type; None of any other schema."""
+    """The full name of a named type; None for any other schema."""
     if not isinstance(document, dict) or document.get("type") not in _NAMED:
         return None
     name, namespace = document.get("name"), document.get("namespace")

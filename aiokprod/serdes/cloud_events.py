@@ -22,7 +22,7 @@ Mode = Literal["binary", "structured"]
 def event_record(
     event: Any, *, mode: Mode = "binary", format: Any = None
 ) -> tuple[bytes | str | None, bytes | None, list[Header]]:
-    """Key, value and headers of the record that carries an event, for `submit` and `send_many`.
+    """Key, value and headers of the record for an event, for `submit` and `send_many`.
 
     In binary mode the attributes are headers (`ce_id`, `ce_type`, ...) and the value is the event's
     data, null if it has none; in structured mode the value is the whole event. The key is the
@@ -33,7 +33,7 @@ def event_record(
         format: a format of cloudevents; default: its JSON format.
 
     Raises:
-        ConfigError: the mode is unknown, `event` is no such object, or cloudevents is not
+        ConfigError: the mode is unknown, `event` is not a `CloudEvent`, or cloudevents is not
             installed.
         SerializationError: the format cannot encode the event.
     """
@@ -56,7 +56,7 @@ def event_record(
     except Exception as error:
         failure = type(error).__name__
     if failure:
-        # Not in the block above: the text of the error may contain the event's data.
+        # Raise this outside the block above: the text of the error may contain the event's data.
         raise SerializationError(f"the event cannot be encoded ({failure})")
     value = message.value
     if mode == "binary" and event.get_data() is None:
@@ -73,22 +73,22 @@ async def send_event(
     key: Any = None,
     format: Any = None,
 ) -> RecordMetadata:
-    """Send an event and wait for its acknowledgment, as `Producer.send` does.
+    """Send an event and wait for its acknowledgment, like `Producer.send`.
 
     Args:
-        producer: without a `value_serializer`: the format encodes the event's data.
+        producer: a producer without a `value_serializer`: the format encodes the event's data.
         mode: "binary" (attributes in headers) or "structured" (the whole event in the value).
-        key: of the record; None for the event's extension attribute `partitionkey`, which is
-            encoded as UTF-8 if the producer has no `key_serializer`.
+        key: the key of the record; None for the event's extension attribute `partitionkey`, which
+            is encoded as UTF-8 if the producer has no `key_serializer`.
         format: a format of cloudevents; default: its JSON format.
 
     Raises:
         ConfigError: an argument is not valid, the producer has a `value_serializer`, or cloudevents
             is not installed.
         SerializationError: the format cannot encode the event.
-        KafkaError: as `Producer.send`.
+        KafkaError: see `Producer.send`.
 
-    Cancellation: as `Producer.send`.
+    Cancellation: see `Producer.send`.
     """
     found, value, headers = event_record(event, mode=mode, format=format)
     serializers = producer._serializers

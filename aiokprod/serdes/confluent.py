@@ -1,5 +1,5 @@
-"""Serializers of confluent-kafka in an aiokprod producer, for what aiokprod's do not do: rules,
-encryption of fields, the latest version of a subject."""
+"""Serializers of confluent-kafka in an aiokprod producer, for features that aiokprod's serializers
+lack: rules, encryption of fields, the latest version of a subject."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ __all__ = ["ConfluentSerializer"]
 class ConfluentSerializer:
     """Calls a serializer of confluent-kafka.
 
-    An asynchronous one (`await AsyncAvroSerializer(...)`) is awaited for each record. A synchronous
-    one sends requests in whichever call needs one, and blocks: its first call of a topic runs in a
-    thread, one at a time for each event loop, and later calls run on the event loop, as its cache
-    has the schema then.
+    An asynchronous serializer (`await AsyncAvroSerializer(...)`) is awaited for each record. A
+    synchronous one blocks in any call that has to send a request. Therefore its first call for a
+    topic runs in a thread, one at a time for each event loop. Later calls run on the event loop,
+    because its cache then has the schema.
 
     Args:
-        inner: called as `inner(data, context)`; bytes, None or an awaitable of them.
+        inner: called as `inner(data, context)`; returns bytes, None or an awaitable of them.
         field: "key" or "value".
-        always_in_thread: run all calls of a synchronous serializer in a thread: for those that may
-            send requests later, for instance with `use.latest.version` or encryption of fields.
+        always_in_thread: run all calls of a synchronous serializer in a thread. Set this for
+            serializers that may send requests later, for instance with `use.latest.version` or
+            encryption of fields.
 
     Raises:
         ConfigError: `inner` is not callable, or confluent-kafka is not installed.
@@ -73,10 +74,10 @@ class ConfluentSerializer:
         self._locks = weakref.WeakKeyDictionary()
 
     def meant_for(self, field: Field) -> None:
-        """Check the setting that the serializer is passed to.
+        """Check the setting to which the serializer is passed.
 
         Raises:
-            ConfigError: it was made for the other field.
+            ConfigError: it was created for the other field.
         """
         if field != self.field:
             raise ConfigError(
@@ -87,11 +88,11 @@ class ConfluentSerializer:
     def serialize(
         self, topic: str, headers: Sequence[Header], data: Any
     ) -> Serialized | Awaitable[Serialized]:
-        """Return what the inner serializer returns, or an awaitable of it.
+        """Return the result of the inner serializer, or an awaitable of it.
 
         Raises:
-            RegistryError: the registry refused.
-            Exception: others of the inner serializer.
+            RegistryError: the registry rejected the request.
+            Exception: another exception of the inner serializer.
         """
         context = self._context(topic, self.field, headers)
         if self._is_async:
@@ -130,7 +131,7 @@ class ConfluentSerializer:
 
 
 def _translated(error: Exception) -> Exception:
-    """A `RegistryError` for an error of the registry; other errors as they are."""
+    """A `RegistryError` for an error of the registry; other errors unchanged."""
     status = getattr(error, "http_status_code", None)
     code = getattr(error, "error_code", None)
     if type(status) is not int:

@@ -21,24 +21,25 @@ __all__ = ["JsonSchemaSerializer"]
 
 
 class JsonSchemaSerializer(SchemaSerializer):
-    """Encodes objects as JSON and validates what is sent.
+    """Encodes objects as JSON and validates the encoded documents.
 
     The bytes are those of confluent-kafka's `JSONSerializer` for documents of the types of JSON,
     if both use the same library: by default both take orjson if it is installed.
 
     Args:
-        schema: as JSON text, or as what `json.loads` makes of it.
-        validate: check every document. It takes most of the time of a record.
+        schema: the schema as JSON text or as the result of `json.loads`.
+        validate: check every document. This takes most of the time of a record.
         encoder: encodes the documents, and so decides which other types may be sent; default:
             `JsonSerializer(backend="auto")`.
         convert: called with each key or value first.
-        references: that `$ref` of the schema names. Others must be in the schema itself: nothing
-            is fetched from elsewhere.
+        references: references for the names in `$ref`. All other names must be defined in the
+            schema itself: no other schema is fetched.
         field: "key" or "value".
         subject: function of topic, field and the schema's `title`, or a fixed name.
-        register: register the schema if the registry does not have it. Otherwise that is an error.
+        register: register the schema if the registry does not have it. If False, a missing schema
+            is an error.
         normalize: let the registry compare schemas without regard to their order and layout.
-        framing: the id in front of the data, or the GUID in a header.
+        framing: write the id before the data, or the GUID in a header.
 
     Raises:
         ConfigError: the schema or another argument is not valid, or jsonschema is not installed.
@@ -113,7 +114,8 @@ class JsonSchemaSerializer(SchemaSerializer):
             ) from None
 
     def _make_validator(self) -> None:
-        """Unless there is nothing to validate, or the schemas that are referred to are missing."""
+        """Create the validator, unless nothing is validated or schemas that are referred to are
+        missing."""
         if not self._validates or self._referred is None:
             return
         from jsonschema.validators import validator_for
@@ -121,7 +123,8 @@ class JsonSchemaSerializer(SchemaSerializer):
         from referencing import Resource
         from referencing.jsonschema import DRAFT7
 
-        # Without a function that retrieves: a schema must not make the producer request URLs.
+        # The registry gets no function that retrieves: a schema must not make the producer request
+        # URLs.
         resources: Any = Resources()
         for name, document in self._referred.items():
             resource = Resource.from_contents(document, default_specification=DRAFT7)
@@ -148,11 +151,11 @@ class JsonSchemaSerializer(SchemaSerializer):
             raise
         except Exception as error:
             failure = type(error).__name__
-        # Not in the block above: the text of the error may contain the data.
+        # Raise this outside the block above: the text of the error may contain the data.
         raise SchemaMismatch(f"the data cannot be encoded as JSON ({failure})")
 
     def _validate(self, encoded: bytes) -> None:
-        """Validate what is sent, whatever objects it was made from.
+        """Validate the encoded document, independently of the objects from which it was encoded.
 
         Raises:
             SchemaMismatch: the document does not match.
@@ -164,7 +167,8 @@ class JsonSchemaSerializer(SchemaSerializer):
         else:
             if error is None:
                 return
-            # The path in the schema, because that in the document may have keys of the document.
+            # Use the path in the schema, because that in the document may contain keys of the
+            # document.
             place = "/".join(map(str, error.absolute_schema_path))
             text = (
                 f"the document does not match the schema {self._name or 'without title'}: {place}"

@@ -1,7 +1,8 @@
 """Serializers of typed models, without a registry: msgspec and pydantic.
 
-`JsonSerializer` encodes their objects too. These check that each record has the type, turn a dict
-into it, and use the encoder of the library without a Python function for each object.
+`JsonSerializer` encodes their objects too. The serializers here check that each record has the
+type, convert dicts to it, and use the encoder of the library without a Python function for each
+object.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _Format = Literal["json", "msgpack"]
 class MsgspecSerializer:
     """Encodes objects of one type, such as a `msgspec.Struct`, as JSON or MessagePack.
 
-    An object of the type is encoded as it is: msgspec does not check the fields of a struct. A dict
-    or list is converted to the type, which checks it.
+    An object of the type is encoded without a check: msgspec does not check the fields of a struct.
+    A dict or list is converted to the type, which checks it.
 
     Args:
         kind: a class, or a union of classes such as `Created | Deleted`.
@@ -74,7 +75,8 @@ class MsgspecSerializer:
         try:
             return self._convert(data, self.kind)
         except self._invalid as error:
-            # Of the text only the path, which names fields of the type: the rest may quote data.
+            # Use only the path in the text, which names fields of the type: the rest may quote
+            # data.
             _, found, path = str(error).rpartition(" - at `")
             place = f" at {path.removesuffix('`')}" if found else ""
         raise SchemaMismatch(
@@ -99,8 +101,8 @@ def _is_union(kind: Any) -> bool:
 class PydanticSerializer:
     """Encodes objects of one pydantic model as JSON.
 
-    An object of the model is encoded as it is. A dict is validated first, which makes an object of
-    the model.
+    An object of the model is encoded without a check. A dict is validated first, which creates an
+    object of the model.
 
     Args:
         model: a subclass of `pydantic.BaseModel`.
@@ -138,7 +140,7 @@ class PydanticSerializer:
         """Return the document.
 
         Raises:
-            WrongType: the data are no object of the model and no dict.
+            WrongType: the data are neither an object of the model nor a dict.
             SchemaMismatch: a dict is not valid, or a field cannot be encoded.
         """
         if not isinstance(data, self.model):
@@ -160,12 +162,13 @@ class PydanticSerializer:
             return self.model.model_validate(data)
         except self._invalid as error:
             text = self._mismatch(error)
-        except Exception as error:  # of a validator
+        except Exception as error:  # raised by a validator
             text = type(error).__name__
         raise SchemaMismatch(f"it does not match {self.model.__name__}: {text}")
 
     def _mismatch(self, error: Any) -> str:
-        """Fields and kinds of the mistakes; the rest of the error may contain data."""
+        """Names the invalid fields and the kinds of errors; the rest of the error may contain
+        data."""
         fields = self.model.model_fields
         known = {*fields, *(one.alias for one in fields.values())}
         found = []

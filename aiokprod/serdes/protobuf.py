@@ -31,8 +31,8 @@ class ProtobufSerializer(SchemaSerializer):
     """Encodes messages of one generated class.
 
     The bytes are those of confluent-kafka's `ProtobufSerializer`. The schema is the descriptor of
-    the file that defines the message, in base64, which Confluent's registry also accepts; the
-    files that it imports are schemas of their own, with their path as the subject.
+    the file that defines the message, in base64, which Confluent's registry also accepts; the files
+    that it imports are separate schemas, with their path as the subject.
 
     Args:
         message_type: a class that `protoc` has generated.
@@ -43,9 +43,10 @@ class ProtobufSerializer(SchemaSerializer):
             otherwise equal keys may have different bytes, and so different partitions.
         field: "key" or "value".
         subject: function of topic, field and the full name of the message, or a fixed name.
-        register: register the schema if the registry does not have it. Otherwise that is an error.
+        register: register the schema if the registry does not have it. If False, a missing schema
+            is an error.
         normalize: let the registry compare schemas without regard to their order and layout.
-        framing: the id in front of the data, or the GUID in a header.
+        framing: write the id before the data, or the GUID in a header.
 
     Raises:
         ConfigError: `message_type` is not a class of messages, or another argument is not valid.
@@ -108,7 +109,7 @@ class ProtobufSerializer(SchemaSerializer):
         return self._indexes
 
     def _use_references(self, found: list[tuple[SchemaReference, RegisteredSchema]]) -> None:
-        """Does nothing: the generated class has all it needs."""
+        """Does nothing: the generated class contains everything that is needed."""
 
     async def _resolved(
         self, references: tuple[SchemaReference, ...]
@@ -162,8 +163,8 @@ def _encoded(file: Any) -> str:
 
 
 def message_indexes(descriptor: Any) -> bytes:
-    """Where the message is in its file: the number of indexes and each of them as zigzag varints;
-    a single 0 for the first message of the file."""
+    """The position of the message in its file: the number of indexes and each of them as zigzag
+    varints; a single 0 for the first message of the file."""
     path: list[int] = []
     while descriptor is not None:
         parent = descriptor.containing_type

@@ -1,8 +1,8 @@
-"""A client of the Confluent Schema Registry's REST API, as far as a producer needs it.
+"""A client for the part of the Confluent Schema Registry's REST API that a producer needs.
 
 Requests run in worker threads, at most `_MAX_REQUESTS` at a time, with `http.client` of the
 standard library. There is one request for each schema, so an HTTP package and its pool of
-connections would gain nothing. Only the configured servers are requested, without redirects, and
+connections would have no benefit. Only the configured servers are requested, without redirects, and
 error texts contain nothing of their responses.
 
 Source: Confluent's "Schema Registry API Reference".
@@ -44,7 +44,8 @@ __all__ = [
 ]
 
 _MAX_REQUESTS: Final = 4
-"""At the same time, of one event loop. Also the limit of threads that hang in name resolution."""
+"""Maximum number of concurrent requests of one event loop, and of threads that hang in name
+resolution."""
 _MAX_ANSWER: Final = 16 << 20
 _ATTEMPTS: Final = 3
 _MAX_ID: Final = (1 << 31) - 1
@@ -81,7 +82,7 @@ class RegistryError(RepeatableProblem):
     """The cause of a `SerializationError`: there is no schema id.
 
     Attributes:
-        subject: of the schema.
+        subject: subject of the schema.
         status: HTTP status; None if there was no response.
         code: `error_code` of the response, such as 40401; None if it has none.
         retriable: the same request may succeed later.
@@ -136,12 +137,12 @@ def _registry_error(
 
 @dataclass(frozen=True, slots=True)
 class SchemaReference:
-    """A schema that another one refers to.
+    """A schema to which another one refers.
 
     Attributes:
-        name: by which it is referred to: the full name of an Avro type, the `$ref` of a JSON
-            Schema, the path of an imported .proto file.
-        subject, version: where the registry has it.
+        name: the name in the reference: the full name of an Avro type, the `$ref` of a JSON Schema,
+            the path of an imported .proto file.
+        subject, version: subject and version in the registry.
     """
 
     name: str
@@ -151,15 +152,15 @@ class SchemaReference:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """What the registry answers.
+    """The response of the registry.
 
     Attributes:
         id: the number in the prefix of records, 0 to 2^31 - 1.
-        guid: for the header of records; None if the registry returned none (before Confluent
-            Platform 8).
-        schema: the text; None if it was not asked for.
-        references: of the text.
-        version: of the subject; None if it was not returned.
+        guid: the GUID for the header of records; None if the registry returned none (before
+            Confluent Platform 8).
+        schema: the text; None if it was not requested.
+        references: the references in the text.
+        version: version in the subject; None if it was not returned.
     """
 
     id: int
@@ -171,10 +172,10 @@ class RegisteredSchema:
 
 @dataclass(frozen=True, slots=True)
 class RegistryRequest:
-    """What a `RegistryTransport` has to send.
+    """A request for a `RegistryTransport`.
 
     Attributes:
-        url: of https or http.
+        url: an https or http URL.
         headers: may contain credentials.
         body: None for a GET request.
         timeout_s: seconds that the transport may take.
@@ -207,11 +208,11 @@ RegistryAuth: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SchemaQuestion:
-    """What the registry is asked, as the key of its answer.
+    """A question to the registry, which is the key of the response.
 
     Attributes:
-        version: of the subject; None to look up or register `schema`.
-        with_guid, with_version: the answer must have it.
+        version: version in the subject; None to look up or register `schema`.
+        with_guid, with_version: the response must contain it.
     """
 
     subject: str
@@ -228,23 +229,23 @@ class SchemaQuestion:
 class Registry:
     """A Schema Registry, which several serializers and producers may share, in several threads.
 
-    Answers are kept: there is one request for each subject and schema, however many records wait
-    for it. It is repeated, on the next of the servers if there are several, after failures of the
-    network and statuses that pass (429, 5xx); three attempts in `timeout_s` altogether. A failure
-    is remembered for a second. Connections are not kept open.
+    Responses are cached: there is one request for each subject and schema, even if many records
+    wait for it. It is repeated, on the next server if there are several, after network failures and
+    transient statuses (429, 5xx), with at most three attempts within `timeout_s`. A failure is
+    remembered for a second. Connections are not kept open.
 
     Args:
-        url: of https or http, or several for the servers of one registry; with the path of the API
-            if there is one.
+        url: an https or http URL, or several for the servers of one registry; with the path of the
+            API if there is one.
         auth: `Credentials` for HTTP Basic; a `Secret` or a `TokenProvider` for bearer tokens. They
             are read for each request.
         tls: context with CAs and client certificate; default: the system's CAs.
-        headers: further headers of each request, such as those that Confluent Cloud needs beside
-            a token.
-        cache: number of schemas that are kept; the oldest is forgotten first.
+        headers: further headers of each request, such as those that Confluent Cloud needs in
+            addition to a token.
+        cache: number of schemas that are cached; the oldest is dropped first.
         timeout_s: seconds for all attempts of a request together.
-        allow_cleartext: send credentials by http too. Without it that is allowed only to the
-            loopback interface.
+        allow_cleartext: allow credentials over http. If False, this is allowed only on the loopback
+            interface.
         transport: sends the requests instead of the standard library.
 
     Raises:
@@ -299,12 +300,12 @@ class Registry:
         return f"Registry({', '.join(map(repr, self._urls))})"
 
     async def registered(self, question: SchemaQuestion) -> RegisteredSchema:
-        """The answer to a question, from one request for all who wait.
+        """The response to a question, from one request for all waiting tasks.
 
         Raises:
-            RegistryError: there is none.
+            RegistryError: the request failed.
 
-        Cancellation: the request is cancelled with the last who waits.
+        Cancellation: the request is cancelled with the last waiting task.
         """
         known = self._known.get(question)
         if known is not None:
@@ -414,7 +415,7 @@ class Registry:
     async def _attempt(
         self, method: str, url: str, body: bytes | None, subject: str
     ) -> RegistryResponse | RegistryError:
-        """One request. Its error is returned, without the frames that hold credentials."""
+        """Send one request. Its error is returned, without the frames that hold credentials."""
         headers = await self._request_headers()
         try:
             return await self._send(method, url, headers, body)
@@ -475,7 +476,7 @@ class Registry:
             slots.release()
             raise
 
-        # Not before the thread has ended: it may hang in name resolution.
+        # Do not do this before the thread has ended: it may hang in name resolution.
         def release(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(slots.release)
@@ -533,7 +534,7 @@ def _document(body: bytes, subject: str) -> Any:
 
 
 def _refused(response: RegistryResponse, subject: str) -> RegistryError:
-    """The error for another status than 200."""
+    """The error for a status other than 200."""
     code = None
     try:
         found = json.loads(response.body[:_MAX_ANSWER]).get("error_code")
@@ -605,7 +606,7 @@ def _checked_urls(url: object) -> tuple[str, ...]:
 
 
 def _checked_url(url: object) -> str:
-    # The URL is not in the text: it may contain a password.
+    # The errors do not contain the URL, because it may contain a password.
     if not isinstance(url, str):
         raise ConfigError(f"Registry(url=<{type(url).__name__}>): use a str")
     try:

@@ -312,7 +312,8 @@ cdef inline uint64_t _mix(uint64_t value) noexcept nogil:
 
 
 cdef uint64_t _hash(const uint8_t *data, Py_ssize_t size, uint64_t seed) noexcept nogil:
-    """Hash eight bytes at a time. Not collision-resistant, since the input is not hostile."""
+    """Hash eight bytes at a time. The hash is not collision-resistant, because the input is not
+    hostile."""
     cdef uint64_t word, state = _mix(seed ^ (<uint64_t>size * <uint64_t>0x9E3779B97F4A7C15))
     cdef Py_ssize_t at = 0
     while at + 8 <= size:
@@ -328,7 +329,7 @@ cdef uint64_t _hash(const uint8_t *data, Py_ssize_t size, uint64_t seed) noexcep
 
 cdef inline int32_t _load32(const uint8_t *place) noexcept nogil:
     cdef int32_t found
-    memcpy(&found, place, 4)  # the caller's buffer need not be aligned
+    memcpy(&found, place, 4)  # the caller's buffer may be unaligned
     return found
 
 
@@ -416,7 +417,7 @@ cdef class RowHashes:
 
     def fixed(self, validity, Py_ssize_t start, data, int width):
         """Add a column of signed integers of `width` 2, 4 or 8 bytes; the same number has the same
-        hash in every width. `validity` and `start` as for `binary`.
+        hash in every width. For `validity` and `start`, see `binary`.
 
         Raises:
             ValueError: the buffers are too small.
@@ -447,7 +448,7 @@ cdef class RowHashes:
     def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements not None,
               int64_t first):
         """Add a column of lists. `elements` has the hashes of the list elements; offset `first`
-        denotes the first of them. Other arguments as for `binary`.
+        denotes the first of them. For the other arguments, see `binary`.
 
         Raises:
             ValueError: the buffers are too small, or an offset has no element.

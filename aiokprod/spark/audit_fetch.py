@@ -1,6 +1,6 @@
 """Reads a range of offsets of one partition as columns, for audits.
 
-Not a consumer: no groups, no fetch sessions, and no position that outlives the call.
+This is not a consumer: it has no group, no fetch session, and no position that outlives the call.
 
 Source: Kafka's Fetch and ListOffsets; KIP-98 for the batches that read_committed leaves out.
 """
@@ -30,8 +30,8 @@ PATIENCE: Final = 60.0
 """Seconds without progress until reading fails; leaders may move and brokers restart."""
 
 _REQUEST_SECONDS: Final = 10.0
-"""Timeout of one attempt, s. The last attempt gets it too: with less time left, the error would be
-a timeout instead of the broker's error code."""
+"""Timeout of one attempt, s. It also applies to the last attempt: with less time, the error would
+be a timeout instead of the broker's error code."""
 _PAUSE: Final = 0.1
 _ABORT: Final = b"\x00\x00\x00\x00"
 """Key of an abort marker: version 0, type 0."""
@@ -84,7 +84,7 @@ async def _by_leader(
     """The partitions that have a leader, in order.
 
     Raises:
-        KafkaTimeout: one has none, and it is later than `give_up`.
+        KafkaTimeout: a partition has no leader, and it is later than `give_up`.
     """
     wanted = sorted(partitions)
     topics = list(dict.fromkeys(topic for topic, _ in wanted))
@@ -146,8 +146,8 @@ async def _ask_leader(
     send: Callable[[int, float], Awaitable[T | None]],
     give_up: float,
 ) -> T | None:
-    """One attempt: `send(leader, deadline)`. None if there is no leader or no connection to it, or
-    if its response leaves the partition out."""
+    """Call `send(leader, deadline)` once. None if there is no leader or no connection to it, or if
+    its response leaves the partition out."""
     leader = _leader(await client.topic(topic, give_up), topic, partition)
     if leader is None:
         if client.loop.time() > give_up:
@@ -201,7 +201,7 @@ class RangeReader:
         self._columns = RecordColumns(values=values, headers=headers)
 
     async def read(self) -> dict[str, Any] | None:
-        """The next records as `RecordColumns.take` returns them, None at the end.
+        """The next records in the form of `RecordColumns.take`, None at the end.
 
         Raises:
             KafkaError: the records cannot be read, or a batch is damaged.
@@ -281,7 +281,7 @@ class RangeReader:
 
 
 class _Aborted:
-    """Which batches of one Fetch response belong to aborted transactions.
+    """Determines which batches of one Fetch response belong to aborted transactions.
 
     Args:
         transactions: (first offset, producer id), by offset.

@@ -23,7 +23,7 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
     """The records of one or more topics.
 
     Args:
-        options: of `format("aiokprod-audit")`: kafka.*, topic, isolation.
+        options: the options of `format("aiokprod-audit")`: kafka.*, topic, isolation.
         more: further options, e.g. ``isolation="read_uncommitted"``, ``values="false"``.
     """
     merged = dict(options) | {key: str(value) for key, value in more.items()}
@@ -31,13 +31,17 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
 
 
 def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Everything that `loss`, `extra`, `duplicates` and `integrity` find, in one pass over both:
-    (by, finding, rows, records), where rows and records are how many `expected` and `log` have.
+    """Compare the rows of `expected` with the records of `log`, in one pass over both. Finds all
+    that `loss`, `extra`, `duplicates` and `integrity` find.
 
-    Findings, by the first that is true: "no id" (`by` is null), "lost" (fewer records than rows),
-    "extra" (records of which there is no row), "duplicate" (more records than rows), "differs" (as
-    many, with other contents). Contents are those of the sink's columns that `expected` has, see
-    `integrity`, which also names the columns and the places of the records.
+    Returns one row (by, finding, rows, records) for each id with a finding; `rows` and `records`
+    are the numbers of rows of `expected` and of records of `log` that have this id.
+
+    The finding is the first of these that applies: "no id" (`by` is null), "lost" (fewer records
+    than rows), "extra" (records but no row), "duplicate" (more records than rows), "differs" (the
+    numbers are equal, the contents are not). The contents are those columns of the sink that
+    `expected` has. `integrity` also reports which columns differ, and the partitions and offsets of
+    the records.
     """
     from pyspark.sql import functions as f
 
@@ -53,7 +57,7 @@ def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame
             f.lit(int(is_log)).cast("long").alias("is_log"),
         )  # fmt: skip
 
-    # Sums of hashes are compared, which are equal for the same records in any order.
+    # Compare sums of hashes, which are equal for the same records in any order.
     low = f.col("digest").bitwiseAND(f.lit(2**32 - 1))
     high = f.shiftrightunsigned("digest", 32)
     placed = f.shiftrightunsigned(f.xxhash64("digest", "place"), 32)
@@ -86,8 +90,8 @@ def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame
 
 
 def _digest(names: list[str]) -> Column:
-    """A hash of these columns as stored in the log. xxhash64 leaves nulls out, so for each value it
-    also gets whether that is null."""
+    """A hash of these columns as stored in the log. xxhash64 skips nulls, so it also gets, for each
+    value, whether that is null."""
     from pyspark.sql import functions as f
 
     parts: list[Column] = []
@@ -105,8 +109,8 @@ def _digest(names: list[str]) -> Column:
 
 
 def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Rows of `expected` whose column `by` fewer records of `log` have than rows of `expected`, and
-    rows without an id."""
+    """Rows of `expected` with a value of `by` that fewer records of `log` have than rows of
+    `expected`, and rows without an id."""
     from pyspark.sql import functions as f
 
     wanted = expected.groupBy(by).agg(f.count("*").alias("rows"))
@@ -119,7 +123,7 @@ def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
 
 
 def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records whose column `by` no row of `expected` has, or is null: those of other writers or
+    """Records whose `by` is null or in no row of `expected`, such as those of other writers or
     earlier runs: (by, topic, partition, offset)."""
     return log.select(by, *_PLACE).join(expected.select(by), on=by, how="left_anti")
 
@@ -127,13 +131,14 @@ def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
 def duplicates(log: DataFrame, *, by: str = "id", expected: DataFrame | None = None) -> DataFrame:
     """Values of `by` that several records have: (by, copies, producers).
 
-    `producers` >= 2 is a repeated attempt (a retried task, a replayed batch). 1 means that one
+    If `producers` >= 2, an attempt was repeated (a retried task, a replayed batch). If it is 1, one
     producer wrote all copies: an attempt was repeated in a process that kept its producer (option
-    reuseProducer), or the rows were twice in the DataFrame. An idempotent producer does not store
-    a record twice.
+    reuseProducer), or the rows were twice in the DataFrame. An idempotent producer does not store a
+    record twice.
 
     Args:
-        expected: the source; then only values are found that more records have than rows of it.
+        expected: the source; if given, only values are returned that more records than rows of it
+            have.
     """
     from pyspark.sql import functions as f
 
@@ -172,11 +177,11 @@ def order(log: DataFrame, *, task: str | Column | None = None, seq: str = "seq")
 
 def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
     """Records that differ from the rows of `expected` with the same `by`: (by, topic, partition,
-    offset, differs), the last one an array of column names. If several rows have the same `by`, a
-    record must be like one of them.
+    offset, differs), where differs is an array of column names. If several rows have the same `by`,
+    a record must be equal to one of them.
 
-    Compared are those of the sink's columns value, key, topic, partition and headers that
-    `expected` has; rows whose partition is null leave it to the partitioner. Headers that option
+    It compares those of the sink's columns value, key, topic, partition and headers that `expected`
+    has. The partition is not compared for rows whose partition is null. Headers that option
     auditHeaders adds are left out.
     """
     from pyspark.sql import functions as f
@@ -220,7 +225,7 @@ def _normal(name: str) -> Column:
 
 
 def aborted_visible(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
-    """Records that read_committed shows and read_uncommitted does not: there must be none."""
+    """Records that read_committed returns and read_uncommitted does not: there must be none."""
     places = ["topic", "partition", "offset"]
     return committed.select(places).subtract(uncommitted.select(places))
 
@@ -237,7 +242,7 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
 
     Records of other writers in a range are counted too: `extra` and `compare` find those. Ranges
     without offsets, and those left out of a report because there were too many, are not compared;
-    `trimmed` in the report says of each task whether some were left out.
+    `trimmed` in the report says for each task whether some were left out.
     """
     from pyspark.sql import functions as f
 
@@ -270,11 +275,11 @@ _BUCKET: Final = 1 << 16
 
 
 def _records_below(log: DataFrame, ends: DataFrame) -> DataFrame:
-    """(topic, partition, end, below): how many records of the partition have an offset less than
-    `end`.
+    """(topic, partition, end, below): below is the number of records of the partition with an
+    offset less than `end`.
 
-    Each record is compared with none of the others: records are counted by buckets of offsets, and
-    within a bucket by sorting it.
+    Records are not compared with each other: they are counted by buckets of offsets, and within a
+    bucket by sorting it.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -286,7 +291,7 @@ def _records_below(log: DataFrame, ends: DataFrame) -> DataFrame:
     marks = ends.select("topic", "partition", f.col("end").alias("at"), f.lit(0).alias("is_record"))
     marked = records.union(marks).select("topic", "partition", bucket, "at", "is_record")
     place = ["topic", "partition", "bucket"]
-    # An end comes before the record with the same offset, which it does not count.
+    # An end is sorted before the record with the same offset, which it does not count.
     inside = (
         Window.partitionBy(*place)
         .orderBy("at", "is_record")

@@ -47,7 +47,7 @@ class AuditOptions:
     """The checked options of one read.
 
     Attributes:
-        topics: one or more.
+        topics: names of the topics, at least one.
         committed: leave out aborted transactions, and stop before open ones.
         values, headers: whether to read these columns; otherwise they are null.
         offsets_per_task: partitions with more offsets are read by several tasks.
@@ -63,7 +63,7 @@ class AuditOptions:
     @classmethod
     @without_frames(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Parse options as Spark passes them.
+        """Parse the options that Spark passes.
 
         Raises:
             ConfigError: an option is unknown, missing or wrong.

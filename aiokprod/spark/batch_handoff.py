@@ -1,8 +1,8 @@
 """`BatchHandoff`: passes Arrow batches from Spark's thread to the event loop, one at a time.
 
 Spark's iterator blocks, so it must never be advanced on the loop. It is advanced only when the
-batch before was taken, which is the back-pressure: at most one batch waits here while another one
-is being submitted.
+previous batch was taken. This limits the rate: at most one batch waits here while another one is
+being submitted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class BatchHandoff:
     def put(self, table: Any, look: Callable[[], None] = lambda: None) -> bool:
         """Pass on one batch, once the batch before it was taken. False after `close`.
 
-        Calls `look` every `LOOK_EVERY` seconds while it waits; what it raises ends the wait.
+        Calls `look` every `LOOK_EVERY` seconds while it waits; an exception of `look` ends the
+        wait.
         """
         with self._changed:
             while self._table is not None and not self._closed:

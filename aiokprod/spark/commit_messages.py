@@ -1,5 +1,5 @@
-"""The messages of finished tasks to the driver. They are small, because the driver keeps those of
-all tasks."""
+"""The messages of finished tasks to the driver. They are small, because the driver keeps the
+messages of all tasks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Ranges = tuple[tuple[str, int, int | None, int | None, int], ...]
 
 @dataclass(frozen=True)
 class TaskReport(WriterCommitMessage):
-    """The message of a task attempt all of whose rows are acknowledged.
+    """The message of a task attempt whose rows are all acknowledged.
 
     Attributes:
         size: bytes of the Arrow columns that were sent.
         trimmed: `ranges` lacks some partitions.
         seconds: from the task's start to the last acknowledgment.
-        version: of aiokprod on the executor.
+        version: version of aiokprod on the executor.
     """
 
     partition: int
@@ -58,13 +58,14 @@ class Prepared(TaskReport):
     """A `TaskReport` of rows in a transaction that only the driver may end.
 
     Attributes:
-        transactional_id, producer_id, epoch: of the transaction, for EndTxn.
+        transactional_id, producer_id, epoch: identity of the transaction, for EndTxn.
         second_protocol: the transaction follows the second protocol, that of KIP-890.
         row_hash: sum of the hashes of the rows, independent of their order.
         skipped: an earlier attempt at this batch was committed, so this one sent nothing.
         marked_rows, marked_hash: rows and hash of the committed attempt, if skipped.
         marked: topics that hold the task's marker, as many as fit into a message.
-        unmarked: before this attempt, Kafka had no marker of the task, not even of another batch.
+        unmarked: before this attempt, Kafka had no marker of the task, not even one of another
+            batch.
     """
 
     transactional_id: str = ""

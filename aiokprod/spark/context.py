@@ -25,9 +25,9 @@ class Task:
     Attributes:
         partition: index of the Spark partition.
         attempt: number of the attempt, from 0.
-        batch_id, query_id: of the stream, or of `foreach_batch`; None in a batch job.
-        run_id: of the stream's run, None in a batch job.
-        speculation: Spark may run a second attempt beside this one.
+        batch_id, query_id: ids of the stream or of `foreach_batch`; None in a batch job.
+        run_id: id of the stream's run, None in a batch job.
+        speculation: Spark may run a second attempt in parallel.
     """
 
     partition: int

@@ -1,4 +1,4 @@
-"""The driver's part of the transactions: checks a batch, commits or aborts the prepared
+"""The driver's part of the transactions. It checks a batch, commits or aborts the prepared
 transactions of its tasks, and fences those that no task will end.
 
 Invariants: EndTxn(commit) is sent only after every transaction of the attempt was found open, and,
@@ -220,7 +220,7 @@ class TransactionEnder:
         )
         # Spark may commit from several processes. The producer kept here is fenced if another
         # process wrote a decision in between; and it cannot end the transaction of a process that
-        # died. In both cases a new producer is needed. Transactions of tasks are not affected.
+        # has died. In both cases a new producer is needed. Transactions of tasks are not affected.
         try:
             if key in self._thread.kept:
                 with contextlib.suppress(ProducerFenced, UnstableMarker):
@@ -239,8 +239,8 @@ class TransactionEnder:
         deadline: float,
         unstable_for: float | None,
     ) -> Marker | None:
-        """As `_decide`, with a producer that has the driver's transactional id. `unstable_for` is
-        that of `read_marker`.
+        """Like `_decide`, with a producer that has the driver's transactional id. `unstable_for`:
+        see `read_marker`.
 
         Raises:
             ProducerFenced, UnstableMarker: another process uses, or used, the driver's id.
@@ -338,8 +338,8 @@ class TransactionEnder:
 
         open_ones = _open(tasks)
         if commit:
-            # Commit the first task alone, because every attempt at the batch has it: if a later
-            # attempt fenced it, nothing of this attempt may be committed.
+            # Commit the first task alone. Every attempt at the batch has this task: if a later
+            # attempt has fenced it, this commit fails, and nothing of this attempt is committed.
             open_ones.sort(key=lambda task: task.partition)
             await asyncio.gather(*map(one, open_ones[:1]))
             open_ones = open_ones[1:]
@@ -440,7 +440,7 @@ async def _check_dropped(
     client: ClusterClient, sid: str, before: Marker, now: Marker, deadline: float
 ) -> set[int]:
     """Raises if an earlier attempt at this batch committed a task that this attempt does not have,
-    because the rows of that task are in other tasks now. Returns those without any marker."""
+    because the rows of that task are now in other tasks. Returns the tasks without any marker."""
     unmarked = set()
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)

@@ -1,4 +1,4 @@
-"""Exceptions of failed tasks. Spark forwards only their text to the driver."""
+"""Exceptions of failed tasks. Spark passes only their text to the driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LASTING: Final = (
     SerializationError,
     UnsupportedVersion,
 )
-"""Errors that another attempt with the same rows, options and permissions meets again."""
+"""Errors that recur in another attempt with the same rows, options and permissions."""
 _LASTING_CODES: Final = frozenset(
     {
         Code.CLUSTER_AUTHORIZATION_FAILED,
@@ -47,11 +47,12 @@ _LASTING_CODES: Final = frozenset(
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-"""The same, where the error is that of the producer which they ended."""
+"""Codes of errors that recur too. The class of such an error is that of the failed producer."""
 
 
 class SinkError(RuntimeError):
-    """A task could not write all of its rows. Spark forwards only the text."""
+    """A task could not write all of its rows. Spark passes only the text of this error to the
+    driver."""
 
 
 class NonDeterministicReplay(RuntimeError):
@@ -63,7 +64,7 @@ class CheckpointRolledBack(RuntimeError):
 
 
 def rolled_back(found: int, replayed: int) -> str:
-    """Text of a refused batch: Kafka has batch `found` of the query, Spark replays `replayed`."""
+    """Text of the error if Kafka has batch `found` of the query and Spark replays `replayed`."""
     return (
         f"Kafka has batch {found} of this query, Spark replays batch {replayed}: the checkpoint "
         "was rolled back. Restore it, or start a new checkpoint with another transactionalIdPrefix"
@@ -75,9 +76,9 @@ class Counts:
     """Rows of one task attempt by outcome.
 
     Attributes:
-        acknowledged: in the log.
-        unknown: may be in the log.
-        unsent: not in the log.
+        acknowledged: rows that are in the log.
+        unknown: rows that may be in the log.
+        unsent: rows that are not in the log.
     """
 
     acknowledged: int = 0
@@ -104,7 +105,7 @@ def describe(
 
     Args:
         error: the first failure.
-        where: "topic-partition", or another place.
+        where: "topic-partition", or another location.
         transactional: acknowledged rows do not become visible to read_committed readers.
         row: number, in the task, of the row that failed; None if that is not known.
     """

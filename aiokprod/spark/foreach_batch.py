@@ -21,10 +21,10 @@ def foreach_batch(
         agg.writeStream.outputMode("update").foreachBatch(foreach_batch(options)).start()
 
     Args:
-        options: of `format("aiokprod")`; delivery may be at_least_once or exactly_once.
+        options: the options of `format("aiokprod")`; delivery may be at_least_once or exactly_once.
         query_id: a name of this query, the same after every restart and used by no other query.
-            None takes Spark's id of the query, which is available in classic mode only; on Spark
-            Connect, exactly_once needs a name.
+            None stands for Spark's id of the query, which is available in classic mode only; on
+            Spark Connect, exactly_once needs a name.
 
     Raises:
         ConfigError: options are missing or wrong; or, when the query runs, it has no query id.

@@ -21,7 +21,7 @@ LOOK_EVERY: Final = 0.5
 
 
 class TaskCancelled(RuntimeError):
-    """Spark has given up this task: no more rows are sent, and its result is ignored."""
+    """Spark has cancelled this task: no more rows are sent, and its result is ignored."""
 
 
 class JvmSocketWatch:

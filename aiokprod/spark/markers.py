@@ -101,7 +101,7 @@ async def read_marker(
 ) -> Marker | None:
     """The newest marker of a group, None if there is none.
 
-    The newest marker is that of the highest batch, in its highest version. The read waits until
+    The newest marker is that of the highest batch and its highest version. The read waits until
     transactions of the group have ended (KIP-447, require_stable), for up to `unstable_for` seconds
     if given.
 
@@ -151,7 +151,7 @@ async def _fetch(
 
 
 def hash_rows(table: Any) -> int:
-    """Sum of 64-bit hashes of a RecordBatch's rows, the same for every order of them.
+    """Sum of 64-bit hashes of a RecordBatch's rows, independent of their order.
 
     Covers all columns of `rows.project`; null and empty values differ. Computed from the Arrow
     buffers, because a replay may run with another session time zone or other versions of pyarrow

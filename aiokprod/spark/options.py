@@ -1,6 +1,6 @@
 """The options of the sink and of the audit reader: names, checks, and a mapping that masks secrets.
 
-Without network and Spark. Keys are case-insensitive, as in Spark; values are text.
+It uses neither the network nor Spark. Keys are case-insensitive, like in Spark; values are text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
 
 MASK: Final = "***"
-"""Shown instead of a secret, as in the repr of a `Secret`."""
+"""Shown instead of a secret, like in the repr of a `Secret`."""
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105
 """Optional prefix of any kafka.* option; Spark hides the values of options with such names."""
@@ -27,16 +27,17 @@ TRANSACTIONAL: Final = "transactional"
 EXACTLY_ONCE: Final = "exactly_once"
 FAIL: Final = "fail"
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""Also the brokers' default limit, transaction.max.timeout.ms."""
+"""The same as the brokers' default limit, transaction.max.timeout.ms."""
 BATCH_SIZE: Final = 512 * 1024
-"""Bytes. A task sends tables of thousands of rows and does not wait for single rows. So its batches
-may be larger than those of an interactive producer, four times as large, which saves costs per
-batch here and at the broker. It is half of the default limit of topics (max.message.bytes)."""
+"""Default batch_size in bytes. A task sends tables of thousands of rows and does not wait for
+single rows. So its batches may be four times as large as those of an interactive producer, which
+saves costs per batch here and at the broker. It is half of the default limit of topics
+(max.message.bytes)."""
 _BATCHES_AT_LEAST: Final = 8
 """Number of batches that must fit into the buffer; with fewer, filling one would have to wait until
 another is sent."""
 
-# Options of Spark itself that are passed to the sink as well.
+# Spark's own options, which are also passed to the sink.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
 
 _REFUSED: Final = {
@@ -133,7 +134,7 @@ def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
     """Reject a private key in an option whose value Spark would show.
 
     Args:
-        where: what the options belong to, for the error.
+        where: the object to which the options belong, for the error.
 
     Raises:
         ConfigError: there is such an option; names the option to use instead.
@@ -168,14 +169,14 @@ class SinkOptions:
 
     Attributes:
         kafka: producer settings by their Java names, without "kafka."; values sealed.
-        topic: overrides the topic column; None takes the column.
+        topic: overrides the topic column; None uses the column.
         delivery: at_least_once, transactional (batch) or exactly_once (stream).
-        transactional_id_prefix: of the tasks' transactional ids.
-        batch_id, query_id: set by `foreach_batch`; None takes those of the Spark task.
+        transactional_id_prefix: prefix of the tasks' transactional ids.
+        batch_id, query_id: set by `foreach_batch`; None uses those of the Spark task.
         max_buffered_bytes: bytes of a task that are not yet acknowledged.
         max_transactional_tasks: a commit of more tasks logs a warning.
         missing_markers: "warn" or "fail" if Kafka has no marker of an earlier batch.
-        unknown_columns: "error", or "ignore" as the JVM sink does.
+        unknown_columns: "error", or "ignore" like the JVM sink.
         preflight: check reachability, topic and authorisation on the driver first.
         reuse_producer: keep the producer of a process for its next task.
         loop: "auto" (uvloop if installed), "asyncio" or "uvloop".
@@ -202,7 +203,7 @@ class SinkOptions:
     @classmethod
     @redacted(ConfigError)
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Parse options as Spark passes them.
+        """Parse the options that Spark passes.
 
         Raises:
             ConfigError: an option is unknown, not supported, missing or wrong; names the option and
@@ -401,14 +402,14 @@ def _unknown(key: str) -> ConfigError:
 
 
 def _translate_jaas(text: str) -> str:
-    """The options to set instead of a JAAS text, of which only the name of the class is read."""
+    """The options to set instead of a JAAS text. Only the class name in the text is read."""
     found = _LOGIN_MODULE.search(text)
     module = "" if found is None else found[1].lower()
     return f"JAAS is Java's. Set these options instead: {_JAAS_OPTIONS.get(module, _JAAS_ALL)}"
 
 
 def _with_prefix(message: str, settings: Mapping[str, object]) -> str:
-    """The message with the setting's name as the user wrote it. It never contains secrets."""
+    """The message with the setting's name in the user's spelling. It never contains secrets."""
     message = _MEANT.sub(rf"did you mean '{KAFKA_PREFIX}\1'", message)
     for name in settings:
         for spelt in (repr(name), name.replace(".", "_")):
@@ -427,6 +428,6 @@ _SETTING: Final = re.compile(r"(?<![\w.'-])(?:" + "|".join(_OPTION_OF) + r")(?![
 
 
 def in_options(message: str) -> str:
-    """A message of the producer with the names of the sink's options in place of the Python names
-    of the settings."""
+    """A message of the producer with the names of the sink's options instead of the Python names of
+    the settings."""
     return _SETTING.sub(lambda found: _OPTION_OF[found[0]], message)

@@ -1,8 +1,8 @@
 """Ends the transactions that earlier runs of a batch job left open.
 
-The transactional ids of a batch job contain a name that is made for each run, so InitProducerId of
-a later run does not fence them. If a driver died, nothing else would end them before their timeout,
-and `read_committed` readers would wait.
+The transactional ids of a batch job contain a name that is created for each run, so InitProducerId
+of a later run does not fence them. If a driver died, nothing else would end them before their
+timeout, and `read_committed` readers would wait.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _AT_ONCE: Final = 8
 
 
 def end_orphans(options: SinkOptions) -> None:
-    """End what earlier runs with the same transactionalIdPrefix left open; takes up to ten seconds.
+    """End the transactions that earlier runs with the same transactionalIdPrefix left open; takes
+    up to ten seconds.
 
-    Transactions of a run that is still working are ended too: a prefix belongs to one job, and as
-    with any transactional id, the newest run is valid. A failure is only logged, because the
+    Transactions of a run that is still working are ended too: a prefix belongs to one job and, like
+    with any transactional id, the latest run is valid. A failure is only logged, because the
     transactions time out in any case.
     """
     thread = loop_thread(options.loop)
@@ -95,7 +96,7 @@ async def fence_transaction(client: ClusterClient, transactional_id: str, deadli
     """Abort the open transaction of this id, and fence its producer.
 
     Raises:
-        KafkaError: the coordinator refused, or gave no definite response.
+        KafkaError: the coordinator rejected the request, or gave no definite response.
     """
     code = await fence_producer(client, transactional_id, FENCE_TIMEOUT_MS, deadline)
     if code != Code.NONE:

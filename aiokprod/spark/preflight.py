@@ -39,18 +39,18 @@ _VALID: Final = 60.0
 """Seconds until the check is repeated. A stream plans every micro-batch, twice."""
 
 _passed: dict[SinkOptions, float] = {}
-"""When (loop time) this process last checked the options with success."""
+"""Time (loop time) of the last successful check of the options in this process."""
 
 
 class PreflightError(RuntimeError):
-    """The cluster lacks what the job needs; nothing was sent."""
+    """The cluster does not fulfil a requirement of the job; nothing was sent."""
 
 
 def preflight(options: SinkOptions) -> None:
     """Run the checks; takes about ten seconds at most.
 
     Raises:
-        PreflightError: names what is missing and how to fix it.
+        PreflightError: names the problem and how to fix it.
     """
     thread = loop_thread(options.loop)
     now = thread.loop.time()
@@ -133,7 +133,7 @@ async def _check_transactions(
     client: ClusterClient, config: ProducerConfig, options: SinkOptions, deadline: float
 ) -> None:
     """Try the transaction timeout, and the permission for transactional ids, with an id that no
-    task uses: brokers tell their limit by no request that needs no further permission.
+    task uses: every request that returns the brokers' limit needs a further permission.
 
     Raises:
         ConfigError: the timeout is longer than the brokers allow.
@@ -163,7 +163,7 @@ async def _check_transactions(
 
 
 async def _longest(client: ClusterClient, name: str, refused: int, deadline: float) -> int:
-    """transaction.max.timeout.ms of the brokers, found by bisection."""
+    """Find transaction.max.timeout.ms of the brokers by bisection."""
     allowed = 0
     guess = DEFAULT_TRANSACTION_TIMEOUT_MS  # also the default of the limit
     while allowed + 1 < refused:

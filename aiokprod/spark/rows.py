@@ -1,4 +1,4 @@
-"""Turns Spark's RecordBatches into the columns that the producer sends, and checks their rows.
+"""Converts Spark's RecordBatches to the columns that the producer sends, and checks their rows.
 
 Everything works on whole columns. pyarrow is imported by the functions that are given a batch.
 """
@@ -20,7 +20,7 @@ class RowError(ConfigError):
 
 
 def row_error(row: int, text: str) -> RowError:
-    """`row` counts from 0 within the task."""
+    """The error of a row; `row` is its number within the task, from 0."""
     return RowError(f"row {row} of this task: {text}", outcome=Outcome.NOT_SENT)
 
 

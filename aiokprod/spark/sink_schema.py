@@ -23,7 +23,7 @@ ALLOWED: Final[dict[str, tuple[str, ...]]] = {
     "headers": (HEADERS_TYPE,),
     "timestamp": ("timestamp", "timestamp_ntz", "bigint"),
 }
-"""Types by column, as Spark names them, the preferred one first."""
+"""Types by column, with Spark's names, the preferred one first."""
 
 _CASTS: Final = {
     "key": "col('key').cast('string')",
@@ -125,7 +125,7 @@ def _check_type(column: str, data_type: Any) -> None:
 
 
 def _headers_fit(data_type: Any) -> bool:
-    """Fields in any order, names exact."""
+    """True if the fields have the right types and exactly these names, in any order."""
     if data_type.typeName() != "array" or data_type.elementType.typeName() != "struct":
         return False
     fields = {field.name: _name(field.dataType) for field in data_type.elementType.fields}

@@ -45,7 +45,7 @@ class AiokprodDataSource(DataSource):
 
         Raises:
             ConfigError: options or schema are wrong.
-            PreflightError: the cluster lacks what the job needs.
+            PreflightError: the cluster does not fulfil a requirement of the job.
         """
         with redacted(self.options):
             if overwrite:
@@ -56,7 +56,8 @@ class AiokprodDataSource(DataSource):
             return self._writer(schema, job=uuid.uuid4().hex[:JOB_DIGITS])
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
-        """As `writer`. `overwrite` is the output mode complete; every result is appended."""
+        """Like `writer`, for streaming queries. `overwrite` is True for the output mode complete;
+        every result is appended nevertheless."""
         with redacted(self.options):
             refuse_shown_key(self.options, "a stream")
             return self._writer(schema, job=None)
@@ -104,7 +105,7 @@ class AiokprodAuditSource(DataSource):
         """Check the options now: Spark creates the source before it shows them in plans.
 
         Raises:
-            ConfigError: one is unknown, missing or wrong.
+            ConfigError: an option is unknown, missing or wrong.
         """
         self.options: Any = SealedOptions(options)
         with redacted(self.options):

@@ -1,7 +1,7 @@
 """Submits the tables of a task to the producer without waiting for acknowledgments.
 
 `Producer.send_table` returns once each row has its outcome. A task has many tables, in order, and
-must not wait for the acknowledgments of one before it submits the next.
+must not wait for the acknowledgments of a table before it submits the next one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from aiokprod.spark.failures import Counts
 
 _NAMES: Final = {name: name for name in ALLOWED}
-"""Column by part of a record, as `Producer.send_table` takes them."""
+"""Column by part of a record, for `Producer.send_table`."""
 
 
 class SinkBatch(Protocol):
     """The attributes of the producer's batches that the sink reads.
 
     Attributes:
-        base_offset: of its first record, -1 if the broker did not return it.
-        parts: the batches it was split into, None if it was not.
+        base_offset: offset of its first record, -1 if the broker did not return it.
+        parts: the batches into which it was split, None if it was not.
     """
 
     @property
@@ -45,7 +45,7 @@ class SinkBatch(Protocol):
 
 
 class Tracker(Protocol):
-    """Which batches hold the rows of a table."""
+    """The batches that hold the rows of a table."""
 
     @property
     def cores(self) -> Sequence[SinkBatch]: ...
@@ -56,11 +56,11 @@ class Tracker(Protocol):
 
 
 class SubmittedTable(Protocol):
-    """What `Producer.table_sender` returns.
+    """The result of `Producer.table_sender`.
 
     Attributes:
         refused: errors of rows that are in no batch, by row number.
-        interrupted: why the later rows were not submitted; None if all were.
+        interrupted: the error because of which the later rows were not submitted; None if all were.
     """
 
     @property
@@ -125,7 +125,7 @@ class TableHandoff:
 
     def first_failure(self) -> tuple[str, int, KafkaError] | None:
         """("topic-partition", number in the task, error) of the first row that failed in a batch.
-        Rows that only were in the same batch as an invalid one come last."""
+        Rows that were only in the same batch as an invalid one come last."""
         tracker = self.tracker
         failed = [] if tracker is None else tracker.failed()
         if tracker is None or not failed:

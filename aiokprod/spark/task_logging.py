@@ -1,7 +1,7 @@
-"""What a task logs.
+"""The log messages of a task.
 
 Tasks run in several processes, and each would repeat a warning of its producer. A topic that does
-not exist yet is no reason for one: if the brokers create it, nothing is wrong, and if they do not,
+not exist yet does not justify one: if the brokers create it, nothing is wrong, and if they do not,
 the task fails and its error names the topic and the row.
 """
 

@@ -48,7 +48,7 @@ class TaskSender:
 
     Attributes:
         rows, size: rows and bytes of Arrow columns that were submitted so far.
-        ranges: what was acknowledged so far, by (topic, partition).
+        ranges: the ranges acknowledged so far, by (topic, partition).
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class TaskSender:
         self._settling: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._where = topic or "this task"
-        self._row: int | None = None  # that failed, if known
-        self._counts = Counts()  # of tables that are no longer pending
+        self._row: int | None = None  # the row that failed, if known
+        self._counts = Counts()  # rows of tables that are no longer pending
         self.rows = 0
         self.size = 0
         self.ranges: dict[tuple[str, int], Range] = {}

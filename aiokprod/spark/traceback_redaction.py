@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PLAIN: Final = frozenset({"", "true", "false"})
-"""Values that are no secrets, even in options with unknown names."""
+"""Values that are not secrets, even in options with unknown names."""
 _FRAMES: Final = 32
 """Number of callers to mask; Spark's planner is only a few frames away."""
 

@@ -192,10 +192,10 @@ class _Run:
         )  # fmt: skip
 
     def _why_ended(self, error: BaseException, seconds: float) -> str | None:
-        """Why the transaction is no longer open; None if the failure has another reason.
+        """The reason why the transaction is no longer open; None if the failure has another reason.
 
         Args:
-            seconds: since its begin.
+            seconds: seconds since the transaction began.
         """
         code = error.code if isinstance(error, KafkaError) else None
         if not isinstance(error, ProducerFenced) and (code is None or code.number not in _ENDED):

@@ -28,7 +28,7 @@ TIMED_OUT: Final = (
 
 
 def too_short(seconds: float, timeout_ms: int) -> str | None:
-    """What to do if a transaction was open for longer than its timeout; None if it was not."""
+    """The advice if a transaction was open for longer than its timeout; None if it was not."""
     if seconds * 1000 < timeout_ms:
         return None
     return (
@@ -41,9 +41,10 @@ def too_short(seconds: float, timeout_ms: int) -> str | None:
 async def lost_transactions(
     client: ClusterClient, tasks: Sequence[Prepared], deadline: float
 ) -> list[tuple[Prepared, str]]:
-    """The tasks whose transaction is no longer open with its producer id and epoch, and why.
+    """The tasks whose transaction is no longer open with its producer id and epoch, with the
+    reasons.
 
-    Sends one DescribeTransactions (KIP-664) to each coordinator, concurrently.
+    Sends one DescribeTransactions request (KIP-664) to each coordinator, all concurrently.
 
     Raises:
         UnsupportedVersion: brokers before 3.0 have no DescribeTransactions.
@@ -57,7 +58,7 @@ async def lost_transactions(
 
 
 def _reason(task: Prepared, state: TransactionDescription) -> str | None:
-    """Why this transaction cannot be committed; None if it can."""
+    """The reason why this transaction cannot be committed; None if it can."""
     if state.error_code != Code.NONE:
         return error_code(state.error_code).text
     owner = state.producer_id, state.epoch

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol, TypeVar
 from aiokprod.errors import ConfigError
 
 IDLE_SECONDS: Final = 60.0
-"""How long an unused client is kept; Spark kills idle workers after the same time."""
+"""Seconds for which an unused client is kept; Spark kills idle workers after the same time."""
 
 EXIT_SECONDS: Final = 2.0
-"""How long the exit of the process waits for a busy loop."""
+"""Seconds for which the exit of the process waits for a busy loop."""
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class LoopThread:
             raise
 
     def stop(self, within: float) -> None:
-        """Cancel what runs, close the kept clients and end the thread, within `within` seconds; if
-        that takes longer, end the thread at once, within the same time again.
+        """Cancel all tasks, close the kept clients and end the thread, within `within` seconds. If
+        this takes longer, end the thread at once, within the same time again.
 
         The thread must not outlive the interpreter: a uvloop that wakes up later crashes.
         """

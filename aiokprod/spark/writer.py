@@ -38,7 +38,8 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     """Writes the RecordBatches of a task to Kafka.
 
     Args:
-        options: as passed by Spark; checked before and again where they are used.
+        options: the options that Spark passes. They are checked before, and again where they are
+            used.
         columns: positions of the columns in the DataFrame.
         job: a name of this batch job that its tasks and its commit share; None for streams, which
             commit with another instance.

@@ -23,7 +23,7 @@ _SHOWN: Final = 10
 
 
 class _Anything:
-    """Equal to everything: the default of what is not compared."""
+    """Equal to everything: the default of parts that are not compared."""
 
     def __repr__(self) -> str:
         return "anything"
@@ -33,14 +33,14 @@ ANYTHING: Final[Any] = _Anything()
 
 
 class Expectations:
-    """What was written since this object was created; records before that are ignored.
+    """The records written since this object was created; earlier records are ignored.
 
     As a context manager it does the same for the records that are written in the block, and its
     methods are then called inside or after it.
 
     Args:
-        committed: look only at what read_committed consumers see: no records of open or aborted
-            transactions.
+        committed: consider only records that read_committed consumers see: no records of open or
+            aborted transactions.
     """
 
     def __init__(self, cluster: FakeCluster, *, committed: bool = False) -> None:
@@ -85,15 +85,16 @@ class Expectations:
         timestamp_ms: int | None = None,
         times: int = 1,
     ) -> StoredRecord:
-        """Assert that `times` new records of the topic are like this; returns the first.
+        """Assert that `times` new records of the topic match; returns the first.
 
-        What is not given is not compared; None as key or value means null.
+        Arguments that are not given are not compared; None as key or value stands for null.
 
         Args:
-            headers: that these are among the record's headers.
+            headers: headers that the record must have, possibly among others.
 
         Raises:
-            AssertionError: there are more or fewer. The text lists the new records of the topic.
+            AssertionError: more or fewer records match. The text lists the new records of the
+                topic.
             ValueError: times is less than 1; see `no_record`.
         """
         if times < 1:
@@ -122,10 +123,10 @@ class Expectations:
         return found[0]
 
     def no_record(self, topic: str) -> None:
-        """Assert that nothing was written to the topic.
+        """Assert that no record was written to the topic.
 
         Raises:
-            AssertionError: something was. The text lists the records.
+            AssertionError: a record was written. The text lists the records.
         """
         if self.records(topic):
             raise AssertionError(f"expected no new record; {self._listed(topic)}")
@@ -134,10 +135,11 @@ class Expectations:
         """Assert that the new records of the topic have exactly these values.
 
         Args:
-            ordered: also in this order, which is defined for a topic with one partition only.
+            ordered: require this order too, which is defined only for a topic with one partition.
 
         Raises:
-            AssertionError: others are there or missing. The text lists the new records.
+            AssertionError: there are other values, or some are missing. The text lists the new
+                records.
         """
         wanted, found = list(values), [record.value for record in self.records(topic)]
         if not ordered:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 CALL_TIMEOUT: Final = 10.0
 """Timeout of one attempt, s."""
 RETRY_FOR: Final = 45.0
-"""How long a call that fails with a transient error is retried, s."""
+"""Seconds for which a call that fails with a transient error is retried."""
 
 _UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 _TOPIC_ALREADY_EXISTS: Final = 36
@@ -147,13 +147,13 @@ class ClusterAdmin:
 
 
 def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
-    """Finalises a lower level of a cluster feature, as `kafka-features.sh downgrade` does.
+    """Finalises a lower level of a cluster feature, like `kafka-features.sh downgrade`.
 
-    Uses kafka-python (extra `test`), since confluent-kafka does not support it. It may take a
+    Uses kafka-python (extra `test`), because confluent-kafka does not support it. It may take a
     moment until brokers report the new level.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from kafka-python, also at import
+        warnings.simplefilter("ignore", DeprecationWarning)  # from kafka-python, even at import
         try:
             from kafka.admin import KafkaAdminClient, UpdateFeatureType
         except ImportError as error:

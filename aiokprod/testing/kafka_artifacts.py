@@ -19,7 +19,8 @@ from typing import Final
 KAFKA_4: Final = "4.3.1"
 KAFKA_3: Final = "3.9.1"
 KAFKA_2: Final = "2.1.1"
-"""The oldest supported release; runs on Java 17 with a newer ZooKeeper client than it ships."""
+"""The oldest supported release. It runs on Java 17 with a newer ZooKeeper client than the one that
+it ships."""
 
 MINIMUM_JAVA: Final = 17
 FETCH_TIMEOUT: Final = 900.0

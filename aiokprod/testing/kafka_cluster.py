@@ -119,7 +119,7 @@ class KafkaCluster:
         await asyncio.to_thread(self.stop_blocking)
 
     def start_blocking(self, timeout: float = START_TIMEOUT) -> None:
-        """As `start`, for synchronous fixtures."""
+        """Like `start`, for synchronous fixtures."""
         if self._folder is not None:
             raise ClusterError("this cluster was started already")
         self._build()
@@ -139,7 +139,8 @@ class KafkaCluster:
             raise
 
     def stop_blocking(self) -> None:
-        """As `stop`, for synchronous fixtures. Nodes are killed, as their storage is removed."""
+        """Like `stop`, for synchronous fixtures. Nodes are killed, because their storage is
+        removed."""
         atexit.unregister(self.stop_blocking)
         for node in self._nodes.values():
             node.kill()
@@ -298,8 +299,8 @@ class KafkaCluster:
             "share.coordinator.state.topic.replication.factor": replicas,
             "share.coordinator.state.topic.min.isr": in_sync,
             "group.initial.rebalance.delay.ms": "0",
-            # Shorter than the default of 9 s, to detect a dead broker sooner; long enough that no
-            # broker is fenced while several JVMs start on two cores.
+            # This is shorter than the default of 9 s, to detect a dead broker sooner, but long
+            # enough that no broker is fenced while several JVMs start on two cores.
             "broker.session.timeout.ms": "6000",
             "broker.heartbeat.interval.ms": "1000",
             "num.network.threads": "2",
@@ -373,7 +374,7 @@ class KafkaCluster:
         await self.start_nodes((node,), wait=wait)
 
     async def start_nodes(self, nodes: Iterable[int], *, wait: bool = True) -> None:
-        """Starts several nodes at once; with `wait`, returns when all of them serve."""
+        """Starts several nodes at the same time; with `wait`, returns when all of them serve."""
         chosen = tuple(nodes)
         for node in chosen:
             await asyncio.to_thread(self._node(node).start)
@@ -427,7 +428,7 @@ class KafkaCluster:
         """Ids of the nodes that the cluster lists as alive; empty if no node responds."""
         return await asyncio.to_thread(self._client().broker_ids)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------
 
     async def _ask(self, call: Callable[[ClusterAdmin], None]) -> None:
         await asyncio.to_thread(call, self._client())
@@ -456,7 +457,7 @@ class KafkaCluster:
             time.sleep(0.1)
 
     def _accepting(self, nodes: Iterable[int]) -> bool:
-        """True if all of them accept connections, which they do once registered."""
+        """True if all these nodes accept connections, which they do once registered."""
         for node in nodes:
             host, _, port = self.address(node).rpartition(":")
             try:

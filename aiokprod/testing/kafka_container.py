@@ -12,7 +12,7 @@ from typing import Any
 
 
 def engine_available() -> bool:
-    """True if testcontainers is installed and a Docker engine answers."""
+    """True if testcontainers is installed and a Docker engine responds."""
     try:
         import docker
         import testcontainers.core.container  # noqa: F401

@@ -1,6 +1,6 @@
 """Runs a KRaft node as a Java process: formatting, starting, signals, log.
 
-All calls are synchronous; `kafka_cluster` makes those that may block from a worker thread.
+All calls are synchronous; `kafka_cluster` runs those that may block in a worker thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FORMAT_TIMEOUT: Final = 120.0
 TERMINATE_TIMEOUT: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 
-# Outside the ephemeral port range: while a killed broker is down, the system cannot give its port
-# to an outgoing connection.
+# The ports are outside the ephemeral port range: while a killed broker is down, the system cannot
+# assign its port to an outgoing connection.
 _PORTS: Final = range(20000, 32000)
 
 
@@ -181,8 +181,8 @@ class JavaNode:
                 self._process = None
 
     def pause(self) -> None:
-        """Returns once all threads of the process are stopped: on a busy machine this takes a
-        moment, in which the node still serves requests."""
+        """Returns once all threads of the process are stopped. On a busy machine this takes some
+        time, during which the node still serves requests."""
         process = self._signal(signal.SIGSTOP)
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return

@@ -1,4 +1,4 @@
-"""Brokers of releases before 3.0, and the ZooKeeper server they need.
+"""Brokers of releases before 3.0, and the ZooKeeper server that they need.
 
 Both are `JavaNode`s without formatted storage; `kafka_cluster` starts the server first.
 """
@@ -15,7 +15,7 @@ from aiokprod.testing.kafka_node import JavaNode
 HOST: Final = "127.0.0.1"
 _TICK_MS: Final = 500
 """ZooKeeper's tick in ms; a session timeout is between 2 and 20 ticks."""
-# Known only to KRaft, or refused by these releases.
+# These settings are known only to KRaft, or rejected by these releases.
 _KRAFT_ONLY: Final = (
     "process.roles",
     "node.id",

@@ -40,7 +40,7 @@ class MemoryNetwork:
     """Names, listeners and links; implements the producer's `Dialer`.
 
     Attributes:
-        latency_s: one-way delay of new links, s; a connect takes twice as long.
+        latency_s: one-way delay of new links, s; connecting takes twice as long.
         dns_delay_s: duration of a name look-up, s.
         on_link: called with each new link before both ends are connected, e.g. to inject faults.
         links: all links ever created, oldest first.
@@ -83,9 +83,9 @@ class MemoryNetwork:
         (self._hanging_names.add if hanging else self._hanging_names.discard)(host)
 
     def hang(self, host: str, port: int, hanging: bool = True) -> None:
-        """Let connects to an address hang, as with a packet filter or a dead host.
+        """Let connection attempts to an address hang, like with a packet filter or a dead host.
 
-        With `hanging=False`, pending connects continue, as TCP retransmits the first packet.
+        With `hanging=False`, pending attempts continue, because TCP retransmits the first packet.
         """
         if hanging:
             self._hanging.setdefault((host, port), [])
@@ -98,7 +98,7 @@ class MemoryNetwork:
         return [link for link in self.links if link.names[1] == (host, port) and link.is_open]
 
     def blackhole(self, host: str, port: int) -> None:
-        """Drop all traffic of an address silently: links stall, connects hang."""
+        """Drop all traffic of an address silently: links stall, connection attempts hang."""
         self.hang(host, port)
         for link in self.links_to(host, port):
             link.blackhole()

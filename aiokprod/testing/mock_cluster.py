@@ -59,7 +59,7 @@ class MockCluster:
         await asyncio.to_thread(self.stop_blocking)
 
     def start_blocking(self) -> None:
-        """As `start`, for synchronous callers; takes a fraction of a second."""
+        """Like `start`, for synchronous callers; takes a fraction of a second."""
         if self._process is not None:
             raise RuntimeError("this mock cluster was started already")
         process = subprocess.Popen(
@@ -80,7 +80,7 @@ class MockCluster:
         self._bootstrap = line
 
     def stop_blocking(self) -> None:
-        """As `stop`, for synchronous callers; a second call does nothing."""
+        """Like `stop`, for synchronous callers; a second call does nothing."""
         process, self._process = self._process, None
         self._bootstrap = ""
         if process is None:

@@ -1,8 +1,8 @@
 """One direction of an in-memory connection, with the behaviour and the faults of TCP.
 
 A pipe models everything between a `send()` and a `recv()` system call: it has latency, bandwidth
-and a window, and can stall, split, corrupt or cut the stream. As in TCP, bytes stay in order, bytes
-accepted from the sender may arrive although the sender is gone, and bytes sent to a closed end
+and a window, and can stall, split, corrupt or cut the stream. Like in TCP, bytes stay in order,
+bytes accepted from the sender may arrive even if the sender is gone, and bytes sent to a closed end
 cause a reset.
 
 Bytes are not copied when they are written. Their checksum is computed then and compared at
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 RECV_MAX: Final = 256 * 1024
-"""Most bytes in one `data_received` call, as in asyncio's selector transport."""
+"""Maximum number of bytes in one `data_received` call, the same as in asyncio's selector
+transport."""
 
 
 class MutatedBufferError(Exception):
@@ -104,14 +105,14 @@ class Pipe:
         self._event: WorldHandle | asyncio.TimerHandle | None = None
         self._is_cut = False
 
-    # -- the sender's side ----------------------------------------------------------------------
+    # -- called by the sender -------------------------------------------------------------------
 
     def room(self) -> int:
         """Number of bytes that `take` accepts now."""
         return max(0, self.window - self._under_way)
 
     def take(self, handed: WrittenBuffer, view: memoryview) -> None:
-        """Accept bytes for delivery, even if the sender is closed later."""
+        """Accept bytes for delivery. They are delivered even if the sender is closed later."""
         self.taken += len(view)
         if self._is_cut:
             return
@@ -148,7 +149,7 @@ class Pipe:
         self._arrives_until = max(self._arrives_until, self._sent_until + latency)
         return self._arrives_until
 
-    # -- the receiver's side --------------------------------------------------------------------
+    # -- called by the receiver -----------------------------------------------------------------
 
     def resume(self) -> None:
         """End a stall."""

@@ -1,8 +1,8 @@
 """Kills broker processes and removes their folders when the process that owns them exits.
 
-A test run that is killed cannot clean up. Therefore a small helper process holds the other end of
-a pipe. When the owner exits for whatever reason, the pipe closes, and the helper kills the
-processes and removes the folders that are still on its list.
+A test run that is killed cannot clean up. Therefore a small helper process holds the other end of a
+pipe. When the owner exits for any reason, the pipe closes, and the helper kills the processes and
+removes the folders that are still on its list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reaper:
         self._tell(f"+{pid}")
 
     def forget_process(self, pid: int) -> None:
-        """Call it as soon as the process ended: the system may reuse its id."""
+        """Call this as soon as the process has ended: the system may reuse its id."""
         self._tell(f"-{pid}")
 
     def add_folder(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Reaper:
         self._tell(f"\\{folder}")
 
     def close(self) -> None:
-        """Lets the helper clean up what is left on the list, and waits for it."""
+        """Lets the helper kill and remove the rest of the list, and waits for it."""
         with self._lock:
             if self._process.stdin is not None and not self._process.stdin.closed:
                 self._process.stdin.close()
@@ -65,7 +65,8 @@ class Reaper:
 
 
 def serve(orders: IO[str]) -> None:
-    """Keeps the list until `orders` ends, then kills and removes what is on it."""
+    """Keeps the list until `orders` ends, then kills the processes and removes the folders on
+    it."""
     pids: set[int] = set()
     folders: set[str] = set()
     for line in orders:
@@ -85,6 +86,6 @@ def serve(orders: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Ignore Ctrl-C, which is meant for the owner: only the end of the pipe stops this process.
+    # Ignore Ctrl-C, which is intended for the owner: only the end of the pipe stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.stdin)

@@ -1,7 +1,7 @@
-"""`RecordingProducer`: a `Producer` without brokers, for unit tests, as Java's `MockProducer`.
+"""`RecordingProducer`: a `Producer` without brokers, for unit tests, like Java's `MockProducer`.
 
-It is the real producer over a `FakeCluster` of its own, so that arguments, serializers,
-partitioners and transactions behave, and fail, as they do in production.
+It is the real producer with a separate `FakeCluster`, so that arguments, serializers, partitioners
+and transactions behave, and fail, like in production.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _HELD: Final[dict[str, Any]] = {
     "request_timeout_ms": 3_600_000,
     "close_timeout_ms": 0,
 }
-"""Settings with auto_complete=False: a record is a batch, and waits for the test."""
+"""Settings with auto_complete=False: each record is a batch, and waits for the test."""
 
 
 _LEADER: Final = 1
 
 
 class _OneLeaderCluster(FakeCluster):
-    """Broker 1 leads all partitions, broker 2 answers everything else: responses of a connection
-    keep the order of its requests, so metadata would wait behind records that are held."""
+    """Broker 1 leads all partitions, broker 2 responds to all other requests: responses of a
+    connection keep the order of its requests, so metadata would wait behind records that are
+    held."""
 
     def __init__(self) -> None:
         super().__init__(2, default_partitions=1, default_replication=1, create_s=0.0)
@@ -57,12 +58,12 @@ class _OneLeaderCluster(FakeCluster):
 
 
 class _History:
-    """An interceptor that keeps what was sent and what became of it."""
+    """An interceptor that keeps the records and their outcomes."""
 
     def __init__(self) -> None:
         self.records: list[ProducerRecord[Any, Any]] = []
         self.settled = 0
-        self.answered = 0  # of those, by a broker
+        self.answered = 0  # number of these that a broker failed
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         self.records.append(record)
@@ -77,8 +78,8 @@ class _History:
 
 
 def _send_in_order(accumulator: RecordAccumulator) -> None:
-    """Send only the oldest record without an outcome, whatever its partition. Otherwise the next
-    record to be completed would be that of any partition."""
+    """Send only the oldest record without an outcome of all partitions. Otherwise the next record
+    to be completed could be one of any partition."""
     drain = accumulator.drain
 
     def drain_oldest(
@@ -109,7 +110,7 @@ class RecordingProducer(Producer[K, V]):
         auto_complete: acknowledge records at once. False: each waits for `complete_next` or
             `fail_next`, in the order of sending; the producer then sends one record in a request,
             and `async with` ends without waiting for them.
-        settings: as for `Producer`; bootstrap_servers and environment default to the own cluster's.
+        settings: see `Producer`; bootstrap_servers and environment default to those of `cluster`.
 
     Attributes:
         cluster: the `FakeCluster`, for topics, faults and logs.
@@ -145,7 +146,7 @@ class RecordingProducer(Producer[K, V]):
     def history(self) -> list[ProducerRecord[K, V]]:
         """The records in the order of the calls, before serialization and after the interceptors.
 
-        Those that failed later are included. Records refused for their arguments are not.
+        Records that failed later are included. Records refused because of their arguments are not.
         """
         return self._history.records[self._forgotten :]
 
@@ -157,7 +158,7 @@ class RecordingProducer(Producer[K, V]):
         return max(0, len(history.records) - history.settled - deciding)
 
     def complete_next(self) -> bool:
-        """Acknowledge the oldest pending record. Its `Delivery` is done some passes of the event
+        """Acknowledge the oldest pending record. Its `Delivery` is done a few passes of the event
         loop later: await it.
 
         Returns:
@@ -169,10 +170,10 @@ class RecordingProducer(Producer[K, V]):
         return self._decide("complete_next", Reaction())
 
     def fail_next(self, error: Code | ErrorCode | int) -> bool:
-        """Answer the oldest pending record with an error code of a broker, as `complete_next`.
+        """Fail the oldest pending record with an error code of a broker; see `complete_next`.
 
-        The record fails if the producer does not retry the code: see `ErrorCode.retriable`. A
-        retriable one makes it pending again.
+        The record fails if the producer does not retry the code: see `ErrorCode.retriable`. After a
+        retriable code it is pending again.
 
         Returns:
             False if no record is pending.
@@ -182,7 +183,7 @@ class RecordingProducer(Producer[K, V]):
         """
         number = error.number if isinstance(error, ErrorCode) else int(error)
         if number == 0:
-            raise ConfigError("fail_next(0): 0 is no error; use complete_next()")
+            raise ConfigError("fail_next(0): 0 is not an error; use complete_next()")
         retried = error_code(number).retriable
         done = self._decide("fail_next", Reaction(process=False, error=number))
         if done and retried:
@@ -198,7 +199,7 @@ class RecordingProducer(Producer[K, V]):
         return expecting(self.cluster, committed=committed)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Complete all pending records, then as `Producer.flush`."""
+        """Complete all pending records, then flush like `Producer.flush`."""
         while self._gate is not None and self.complete_next():
             pass
         await super().flush(timeout)

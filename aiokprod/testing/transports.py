@@ -95,9 +95,9 @@ class Link:
 
 
 class Recording:
-    """What the user of a transport wrote and received, with the loop's time in s.
+    """The data that the user of a transport wrote and received, with the loop's time in s.
 
-    Includes writes to a transport that was closed already, since its user could not know.
+    Includes writes to a transport that was already closed, because its user may not know that.
 
     Attributes:
         ended_at: time of `connection_lost`, inf if it was not called.
@@ -112,7 +112,7 @@ class Recording:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a link; behaves as asyncio's selector socket transport does.
+    """One end of a link; behaves like asyncio's selector socket transport.
 
     Attributes:
         on_write: called on each write of its user, before bytes are sent.
@@ -248,7 +248,7 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def accepts_bytes(self) -> bool:
-        """False once closed: bytes that arrive later are answered with a reset."""
+        """False once closed: bytes that arrive later cause a reset."""
         return not self._closing and not self.is_lost
 
     def on_bytes(self, data: bytes) -> None:

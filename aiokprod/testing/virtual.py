@@ -24,13 +24,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 START_TIME = 1000.0
-"""Initial time of the clock, s. Not 0, to detect code that treats 0 as "not set"."""
+"""Initial time of the clock, s. It is not 0, to detect code that treats 0 as "not set"."""
 
 DAY = 86_400.0
 
 
 class VirtualTimeError(Exception):
-    """The run cannot finish, or left something behind."""
+    """The run cannot finish, or tasks, timers or transports remain."""
 
 
 class DeadlockError(VirtualTimeError):
@@ -90,14 +90,15 @@ class VirtualLoop(base_events.BaseEventLoop):
     """An event loop on a virtual clock.
 
     Args:
-        seed: shuffles the tasks that are ready in the same pass, since asyncio guarantees no order
-            between tasks. Plain callbacks keep their order, on which transports rely. None = FIFO.
+        seed: shuffles the tasks that are ready in the same pass, because asyncio guarantees no
+            order between tasks. Plain callbacks keep their order, on which transports rely. None =
+            FIFO.
         limit_s: virtual seconds until `VirtualTimeLimit`, to detect endless retries.
         late_timers_s: each jump to a timer overshoots by up to this many seconds (needs a seed).
         max_idle_passes: loop passes without progress of the clock until `LivelockError`.
 
-    As in a selector loop, one pass handles received bytes before due timers. Together with `stall`
-    this tests code that must read pending bytes before it decides on a timeout.
+    Like in a selector loop, one pass handles received bytes before due timers. Together with
+    `stall` this tests code that must read pending bytes before it decides on a timeout.
     """
 
     _ready: deque[asyncio.Handle]
@@ -142,7 +143,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         return self._now
 
     def stall(self, seconds: float) -> None:
-        """Advance the clock inside the running callback, as blocking code would."""
+        """Advance the clock inside the running callback, like blocking code."""
         self._now += seconds
 
     def world_at(self, when: float, callback: Callable[..., object], *args: Any) -> WorldHandle:
@@ -198,7 +199,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             self.jumps += 1
 
     def _shuffle_tasks(self, rng: random.Random) -> None:
-        """Permute the ready task steps; all other callbacks keep their places in the queue."""
+        """Permute the ready task steps; all other callbacks keep their positions in the queue."""
         if len(self._ready) < 2:
             return
         places = [
@@ -257,7 +258,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         return sorted(handle for handle in self._scheduled if not handle.cancelled())
 
     def describe_tasks(self) -> str:
-        """One line per task: its name and the chain of coroutines it waits in."""
+        """One line per task: its name and the chain of coroutines in which it waits."""
         lines = [f"  {task.get_name()}: {_waits_in(task)}" for task in self.pending_tasks()]
         return "pending tasks:\n" + ("\n".join(lines) or "  none")
 

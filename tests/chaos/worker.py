@@ -50,7 +50,7 @@ KEEP_EVERY = 100
 """Every so many records the handle is kept until the end."""
 KEYS = [b"key-%d" % number for number in range(997)]
 STAMPS = 100_000
-"""Timestamps of so many records in a row differ."""
+"""This number of consecutive records have different timestamps."""
 DRAIN = 60.0
 CLOSE = 20.0
 

@@ -41,3 +41,35 @@ def test_words_are_found_in_comments_and_strings_but_not_in_names() -> None:
         '3: "owe": write is due',
         '4: "in # vain": write without success',
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""As `send`, but later."""',
+        '"""Raises: as `send`."""',
+        "# offsets, as Java's client",
+        "# slots, as those of polars",
+        "# Called once, also if it fails",
+        "# what is no `Exception`",
+        "# exists since version 4",
+        "# the response is not waited for",
+        "# topics that were in no response yet",
+        "# the node tried longest ago",
+        "# the metadata proved wrong",
+        "# after so many seconds",
+        "# -- inside ----",
+    ],
+)
+def test_phrases_of_the_list_are_found(text: str) -> None:
+    words = check.vocabulary(check.WORDS.read_text(encoding="utf-8"))
+    assert len(check.unwanted_words(text, ".py", words)) == 1
+
+
+def test_similar_phrases_are_allowed() -> None:
+    words = check.vocabulary(check.WORDS.read_text(encoding="utf-8"))
+    text = (
+        '"""Like `send`; see `flush`. There are no `Record`s."""\n'
+        "# The caller has waited for it, as an exception of Java shows, also in inside jobs\n"
+    )
+    assert check.unwanted_words(text, ".py", words) == []

@@ -1,4 +1,5 @@
-"""Interceptors and plug-ins that return something malformed, or raise what is no `Exception`."""
+"""Interceptors and plug-ins that return something malformed, or raise a BaseException that is not
+an Exception."""
 
 from __future__ import annotations
 

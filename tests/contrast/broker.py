@@ -83,7 +83,7 @@ class ScriptedBroker:
         self.tell(do="forget")
 
     def log(self) -> Log:
-        """As `audit.read_log`."""
+        """See `audit.read_log`."""
         partition, offset, values = [], [], []
         for number, records in enumerate(self.tell(do="dump")["logs"]):
             for at, text in records:

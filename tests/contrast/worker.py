@@ -125,7 +125,7 @@ class Load:
             await asyncio.sleep(max(0.001, due - loop.time()))
 
     async def settled(self, seconds: float) -> None:
-        """Returns once every record has its outcome, or after so many seconds."""
+        """Returns once every record has its outcome, or after `seconds`."""
         give_up = time.monotonic() + seconds
         while self.ledger.pending and time.monotonic() < give_up:  # noqa: ASYNC110 - rarely
             await asyncio.sleep(0.05)

@@ -151,7 +151,7 @@ def main() -> None:
         if part[2] == "close":
             del clients[part[0]]
     sys.stdout.flush()
-    os._exit(0)  # librdkafka's threads of producers that hang are not waited for
+    os._exit(0)  # do not wait for librdkafka's threads of producers that hang
 
 
 if __name__ == "__main__":

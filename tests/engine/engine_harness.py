@@ -581,7 +581,7 @@ class EngineHarness:
         return self
 
     def slot_of(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
-        """As `TopicSlots.slot_of`."""
+        """See `TopicSlots.slot_of`."""
         return self.appender.topics[topic]
 
     async def _no_slow_path(self, *arguments: Any) -> Any:

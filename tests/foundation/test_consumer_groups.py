@@ -14,7 +14,7 @@ from aiokprod.records import TopicPartition
 
 
 def confluent(generation: int, group: str, member: str, instance: str | None) -> bytes:
-    """As `rd_kafka_consumer_group_metadata_write` does it."""
+    """Encode like `rd_kafka_consumer_group_metadata_write`."""
     number = generation.to_bytes(4, sys.byteorder, signed=True)
     flag = b"\x01" if instance is None else b"\x00" + instance.encode() + b"\0"
     return b"CGMDv2:" + number + group.encode() + b"\0" + member.encode() + b"\0" + flag

@@ -116,7 +116,7 @@ def test_observer_with_one_hook_is_accepted_and_called() -> None:
     [
         (object(), "has none of them"),
         (Observer, "pass an instance"),
-        (SimpleNamespace(on_throttle=print, on_batch_split=5), "on_batch_split is no method"),
+        (SimpleNamespace(on_throttle=print, on_batch_split=5), "on_batch_split is not a method"),
     ],
 )
 def test_observer_that_cannot_be_called_is_refused(observer: object, text: str) -> None:

@@ -46,7 +46,7 @@ def cluster(**leaders: list[int | None]) -> ClusterSnapshot:
 
 
 class Counting(random.Random):
-    """0, 1, 2, … instead of chance, as Java's test does it."""
+    """Returns 0, 1, 2, … instead of random numbers, like Java's test."""
 
     def __init__(self) -> None:
         super().__init__(0)

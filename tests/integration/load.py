@@ -179,7 +179,7 @@ async def every_record_once(
 async def every_record_once_for(
     cluster: KafkaCluster, topic: str, seconds: float, settings: dict[str, Any]
 ) -> None:
-    """As `every_record_once`, with load for some seconds."""
+    """Like `every_record_once`, with load for some seconds."""
     history = History(topic)
     await cluster.create_topic(topic, partitions=6)
     async with Producer(**settings) as producer:

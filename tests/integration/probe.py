@@ -60,8 +60,8 @@ async def until_serving(
     partitions: int = 1,
     timeout: float = 90.0,
 ) -> float:
-    """The moment (`time.monotonic()`) at which the topic, with at least so many partitions, can be
-    written again."""
+    """The moment (`time.monotonic()`) at which the topic, with at least this number of partitions,
+    can be written again."""
     give_up = time.monotonic() + timeout
     while not await asyncio.to_thread(serving, cluster, topic, in_sync, partitions):
         assert time.monotonic() < give_up, f"{topic} cannot be written after {timeout} s"

@@ -11,8 +11,8 @@ ROUNDS = 10
 ONE_BY_ONE = 200
 """Calls of a slice that interrupts one call after another."""
 CYCLE = 20
-"""Of so many slices one has real signals, most of which come too late or early to count, and two
-interrupt one call after another, one of them with real signals."""
+"""Of this number of slices one has real signals, most of which come too late or early to count, and
+two interrupt one call after another, one of them with real signals."""
 
 
 def run_every(task: tuple[str, str, int]) -> Figures:

@@ -27,7 +27,7 @@ NEAR_FILES: Final = 6
 """Test files, besides those of the module itself, that the first round takes tests from: those with
 the most tests that run the line. Collecting a file takes longer than many tests."""
 FAR_S: Final = 40.0
-"""As `NEAR_S`, for each part of the second round."""
+"""Like `NEAR_S`, for each part of the second round."""
 _SLACK: Final = 1.5
 _START_S: Final = 6.0
 """CPU seconds that a round may take: so many times what was recorded, and a start. The tracer takes

@@ -18,7 +18,7 @@ from tests.scenarios.scenario_helpers import make_producer
 
 
 class Inner:
-    """As confluent-kafka's serializers; notes its threads."""
+    """Like a serializer of confluent-kafka; notes its threads."""
 
     def __init__(self) -> None:
         self.threads: list[bool] = []

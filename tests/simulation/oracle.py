@@ -339,7 +339,7 @@ class Judge:
         ]
 
     def _unwritten(self, attempt: Attempt) -> list[Sent]:
-        """As `_sent`, for requests whose connection had just broken, so that no byte was
+        """Like `_sent`, for requests whose connection had just broken, so that no byte was
         written."""
         return [
             one

@@ -80,7 +80,7 @@ class Totals:
         self.broken.update(other.broken)
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` reads it."""
+        """Return the form that `from_json` reads."""
         return dict(vars(self))
 
     @classmethod

@@ -187,7 +187,8 @@ class Simulation:
 
     @staticmethod
     def _allow_interrupts(loop: VirtualLoop) -> None:
-        """What hooks raise that is no `Exception` is passed to the loop; it must not stop it."""
+        """Exceptions of hooks that are not an `Exception` are passed to the loop; they must not
+        stop it."""
 
         def collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             if not isinstance(context.get("exception"), HookInterrupt):
@@ -269,8 +270,8 @@ class Simulation:
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
-        # Five batches whose records are not waited for any more may go first, one at a time because
-        # they are retries, each behind five requests that a slow cluster answers one by one.
+        # Five batches whose records are no longer awaited may go first, one at a time because they
+        # are retries, each behind five requests that a slow cluster answers one by one.
         replication_s = self.plan.cluster["replication_s"]
         limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
         progress = Progress(limit + self._connecting_s())

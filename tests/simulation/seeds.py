@@ -195,7 +195,7 @@ def _with_rare_temperaments(plan: Plan) -> Plan:
 
 
 def _with_recreated_topic(plan: Plan) -> Plan:
-    """As `_with_last_fault`, with another generator."""
+    """Like `_with_last_fault`, with another generator."""
     rng = random.Random(plan.seed * 79 + 23)
     if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal" or plan.last_fault:
         return plan

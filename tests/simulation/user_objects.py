@@ -51,7 +51,7 @@ class HookError(Exception):
 
 
 class HookInterrupt(BaseException):
-    """An exception that is no `Exception`, like KeyboardInterrupt."""
+    """A BaseException that is not an Exception, like KeyboardInterrupt."""
 
 
 class NeverDone:
@@ -261,7 +261,7 @@ class Judged:
         places: where each value was found.
         truncated: where it was before its log was truncated. With acks=1 an acknowledged record may
             be lost so.
-        is_own: the call ended for a reason that is no `KafkaError`.
+        is_own: the call ended for a reason that is not a `KafkaError`.
         has_offsets: brokers return offsets.
         touched: numbers of records within whose calls a signal handler raised: what an object
             returned may have been dropped.

@@ -139,7 +139,8 @@ class Wire:
         return requests
 
     def requests(self) -> list[Exchange]:
-        """As `exchanges`; answers may be left out, which take most of the time to read."""
+        """Like `exchanges`; responses may be left out, because they take most of the time to
+        read."""
         if self._requests is None:
             self._requests = list(map(_requests, self._recordings, self._brokers))
         return [each for sent in self._requests for each in sent]
@@ -156,8 +157,8 @@ class Wire:
         return self._attempts.get(value, [])
 
     def unwritten_attempts(self, value: bytes) -> list[Attempt]:
-        """As `attempts`, of the requests that were sent on a connection which had just broken: no
-        byte of them was written (`watch_unwritten`)."""
+        """Like `attempts`, for the requests that were sent on a connection which had just broken:
+        no byte of them was written (`watch_unwritten`)."""
         if self._unwritten_attempts is None:
             self._unwritten_attempts = {}
             for each in self._unwritten:

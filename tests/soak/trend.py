@@ -19,8 +19,8 @@ import numpy as np
 SURE = 1.96
 """Standard deviations: 95 % of a normal distribution lie within."""
 BLOCKS = 12
-"""Neighbouring samples depend on each other, so slopes are taken between the means of so many
-blocks."""
+"""Neighbouring samples depend on each other, so slopes are taken between the means of this number
+of blocks."""
 
 
 @dataclass(frozen=True)

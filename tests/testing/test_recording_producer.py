@@ -221,7 +221,7 @@ def test_a_retriable_code_makes_the_record_pending_again() -> None:
             assert producer.pending == 1
             assert producer.complete_next()
             assert (await delivery).offset == 0
-            with pytest.raises(ConfigError, match="0 is no error"):
+            with pytest.raises(ConfigError, match="0 is not an error"):
                 producer.fail_next(0)
 
     run(main, debug=False)

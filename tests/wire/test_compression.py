@@ -324,7 +324,7 @@ def test_levels_reach_the_other_library(other_library: str) -> None:
 def test_cramjams_lz4_frames_have_what_java_demands(
     level: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `test_lz4_frame_has_what_java_demands`; checksums of blocks are allowed."""
+    """Like `test_lz4_frame_has_what_java_demands`, but checksums of blocks are allowed."""
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
     frame = Lz4(level).compress(b"0123456789" * 20_000)
     assert frame[4] & ~0x10 == 0x60

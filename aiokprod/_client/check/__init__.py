@@ -1,4 +1,4 @@
-"""`Producer.check`: looks for what would keep records from being delivered."""
+"""`Producer.check`: looks for problems that would prevent records from being delivered."""
 
 from aiokprod._client.check.checker import check, log_findings
 

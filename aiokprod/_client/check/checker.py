@@ -1,7 +1,7 @@
 """Runs the checks of `Producer.check`: each server, each broker, each topic.
 
-Every server gets a `ClusterClient` of its own, because another one would otherwise hide that it
-does not work. The client of the first server that answers is used for brokers and topics.
+Every server gets a separate `ClusterClient`: with a shared one, a server that works would hide that
+another does not. The client of the first server that responds is used for brokers and topics.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _ATTEMPT_MS: Final = 5_000
 _AT_ONCE: Final = 16
 """Number of brokers that are checked at the same time."""
 _ADDRESSES: Final = 4
-"""Number of attempts to connect to a name of which some addresses do not answer."""
+"""Number of attempts to connect to a host name if some of its addresses do not accept
+connections."""
 _CLOSE_S: Final = 1.0
 _OF_ONE_SERVER: Final = ("dns_failed", "unreachable", "no_answer")
-"""Findings that are only warnings if another server answers."""
+"""Findings that are only warnings if another server responds."""
 
 _LEVELS: Final = {
     Severity.ERROR: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.INFO: logging.INFO,
@@ -70,7 +71,7 @@ class _Checker:
         self._config = config
         self._environment = environment
         self._deadline = deadline
-        self._client: ClusterClient | None = None  # of the first server that answered
+        self._client: ClusterClient | None = None  # of the first server that responded
         self._refused = False  # a server or broker refused the credentials
 
     async def run(self, topics: Sequence[str]) -> tuple[Finding, ...]:
@@ -79,7 +80,7 @@ class _Checker:
             parts = await asyncio.gather(*(self._server(*address) for address in servers))
             found = [finding for part in parts for finding in part]
             if self._client is not None:
-                # Records can be delivered although some servers do not answer.
+                # Records can be delivered even if some servers do not respond.
                 found = [_not_fatal(finding) for finding in found]
                 found += await self._cluster(self._client, topics)
         finally:
@@ -96,7 +97,7 @@ class _Checker:
     # -- servers --------------------------------------------------------------------------------
 
     async def _server(self, host: str, port: int) -> list[Finding]:
-        """Check one bootstrap server; keeps its client if it is the first that answers."""
+        """Check one bootstrap server; keep its client if it is the first that responds."""
         found = await reach(self._environment.dialer, host, port, self._deadline)
         if any(finding.severity is Severity.ERROR for finding in found):
             return found
@@ -128,13 +129,13 @@ class _Checker:
     async def _answers(
         self, client: ClusterClient, server: str, address: tuple[str, int], *, several: bool
     ) -> list[Finding] | None:
-        """None if the server answers a Metadata request, else the findings.
+        """None if the server responds to a Metadata request, else the findings.
 
         Args:
             several: the name has several addresses, some of which cannot be reached: the client
                 tries one after the other.
         """
-        # A connection that the broker closes may be an accident.
+        # The broker may have closed the connection by accident: try again.
         attempts = _ADDRESSES if several else 2
         try:
             while True:
@@ -213,12 +214,12 @@ class _Checker:
             return [await self._explain(error, subject, (node.host, node.port))]
         return check_versions(client, node.id, subject)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _limit(self) -> float:
         """The deadline of one attempt."""
         now = asyncio.get_running_loop().time()
-        # Later than the limits of the network, whose errors say more than "in time".
+        # The deadline is later than the timeouts of the network, whose errors are more specific.
         return min(self._deadline, now + 1.5 * _ATTEMPT_MS / 1000)
 
     async def _explain(self, error: KafkaError, subject: str, address: tuple[str, int]) -> Finding:

@@ -1,4 +1,4 @@
-"""What a failed connection to a broker means: TLS, SASL, versions, addresses."""
+"""Finds the causes of failed connections to a broker: TLS, SASL, versions, addresses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _TRUST: Final = frozenset({2, 18, 19, 20, 21, 22, 24})
 
 
 class _Need(NamedTuple):
-    """An API that a setting needs: its oldest usable version and since which Kafka it exists."""
+    """An API that a setting needs: its oldest usable version, and the Kafka release that added
+    it."""
 
     api_key: int
     name: str
@@ -61,7 +62,7 @@ def needs(config: ProducerConfig) -> list[_Need]:
 
 
 def check_versions(client: ClusterClient, node_id: int, subject: str) -> list[Finding]:
-    """Compare what a connected broker offers with what the configuration needs."""
+    """Compare the API versions of a connected broker with those that the configuration needs."""
     found = []
     for need in needs(client.config):
         offered = client.client.version_range(node_id, need.api_key)
@@ -86,7 +87,7 @@ async def explain_failure(
     """The finding for a connection that could not be made.
 
     Args:
-        error: of the first attempt.
+        error: the error of the first attempt.
         address: host and port.
     """
     with_tls = config.security_protocol in TLS_PROTOCOLS
@@ -200,7 +201,7 @@ def _refused(error: AuthenticationError, subject: str, config: ProducerConfig) -
 
 
 async def _speaks_tls(address: tuple[str, int], environment: Environment) -> bool:
-    """True if the port answers a TLS handshake, successfully or with an alert."""
+    """True if the peer responds to a TLS handshake, successfully or with an alert."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent on this connection

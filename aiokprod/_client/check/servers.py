@@ -20,7 +20,7 @@ REACH: Final = "check host and port, that the broker runs, and that no firewall 
 
 
 async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[Finding]:
-    """Resolve a server's name and connect to each of its addresses; no finding if all answer."""
+    """Resolve a server's name and connect to each of its addresses; no finding if all accept."""
     server = f"{host}:{port}"
     loop = asyncio.get_running_loop()
     try:
@@ -48,7 +48,7 @@ async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[F
 
 
 async def _connect(dialer: Dialer, address: tuple[str, int], deadline: float) -> str | None:
-    """Why no connection to the address could be made; None if it could."""
+    """The reason why no connection to the address could be made; None if one was made."""
     try:
         async with asyncio.timeout_at(deadline):
             transport, _ = await dialer.connect(asyncio.Protocol, *address)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
 
 _TOLERANCE_S: Final = 30.0
-"""Seconds of difference between two clocks that no broker minds: the default of
+"""Largest difference between two clocks, in seconds, that brokers accept: the default of
 sasl.oauthbearer.clock.skew.seconds."""
 
 _LATEST_S: Final = 1e12
-"""Seconds since 1970; a larger number is no time."""
+"""Seconds since 1970; a larger number is not a valid time."""
 
 _REMEDY: Final = (
     "synchronise the clocks of this host, of the token issuer and of the brokers (NTP); brokers "
@@ -41,7 +41,7 @@ async def check_token(
     if config.sasl_mechanism != "OAUTHBEARER":
         return []
     try:
-        # At 0 no token is expired: that is for this check to find.
+        # With the clock at 0 no token is expired: this function reports expired tokens itself.
         token = await OAuthBearer(config.sasl_token_provider, lambda: 0).fetch()
     except AuthenticationError:
         return []

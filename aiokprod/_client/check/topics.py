@@ -26,7 +26,7 @@ _NOT_VISIBLE: Final = frozenset(
         Code.UNSUPPORTED_VERSION,
     }
 )
-"""Codes with which the settings of a topic are not checked."""
+"""Error codes after which the settings of a topic are not checked."""
 _MIN_ISR: Final = "min.insync.replicas"
 _MAX_BYTES: Final = "max.message.bytes"
 _AUTO_CREATE: Final = "auto.create.topics.enable"
@@ -39,7 +39,7 @@ async def check_topics(
     """Check topics, through a broker that is connected.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     described = await describe_topics(client, topics, deadline)
     existing = [topic.name for topic in described if topic.error_code == Code.NONE]
@@ -142,7 +142,7 @@ def _leaders(topic: TopicDescription) -> list[Finding]:
 def _replicas(
     client: ClusterClient, topic: TopicDescription, settings: Mapping[str, str | None]
 ) -> list[Finding]:
-    """Replicas against acks and min.insync.replicas."""
+    """Compare the replicas with acks and min.insync.replicas."""
     if client.config.required_acks != -1 or not topic.partitions:
         return []
     subject, found = f"topic {topic.name}", []
@@ -192,7 +192,7 @@ def _replicas(
 
 
 def _size(client: ClusterClient, topic: str, settings: Mapping[str, str | None]) -> list[Finding]:
-    """max.message.bytes against batch_size and max_request_size."""
+    """Compare max.message.bytes with batch_size and max_request_size."""
     value = settings.get(_MAX_BYTES)
     if value is None or not value.isdigit():
         return []

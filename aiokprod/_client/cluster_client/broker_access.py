@@ -2,7 +2,7 @@
 
 Wrong credentials must be reported on the driver, before anything is sent. But a single broker that
 rejects them (because it is still loading its users after a restart, or is configured differently)
-must not fail a request that any other broker can answer, such as FindCoordinator for a commit.
+must not fail a request to which any other broker can respond, such as FindCoordinator for a commit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from aiokprod.errors import AuthenticationError, DialError, KafkaError
 
 
 class _Failure(NamedTuple):
-    """Why a broker has no connection: an authentication error, or None if it is unreachable.
+    """The reason why a broker has no connection: an authentication error, or None if it is
+    unreachable.
 
-    `since` and `last` are the instants of the first and of the newest such failure.
+    `since` and `last` are the times of the first and of the latest such failure.
     """
 
     since: float
@@ -25,7 +26,7 @@ class _Failure(NamedTuple):
 
 
 class BrokerAccess:
-    """The newest connection failure of each broker. Instants are `loop.time()`.
+    """The latest connection failure of each broker. Times are `loop.time()`.
 
     A failure counts for a call only if it happened after the call began, so that every call makes
     at least one attempt.
@@ -56,7 +57,7 @@ class BrokerAccess:
     def of(
         self, node_id: int, began: float, now: float, *, last_word: bool
     ) -> AuthenticationError | None:
-        """The error of a broker, if it fails a call that began at `began`, else None.
+        """The error of a broker if a call that began at `began` fails because of it, else None.
 
         With `last_word` any rejection fails the call, because the call does not wait any longer.
         """

@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from aiokprod.environment import Environment
 
 _RECHECK: Final = 0.25
-"""Seconds between two looks for a connected broker; newer metadata may list another one."""
+"""Seconds between two checks for a connected broker; newer metadata may list another one."""
 _BATCHED_FROM: Final = 4
 """The first FindCoordinator version with several keys (KIP-699)."""
 _PORTS: Final = 1 << 16
 
 
 class _Replaced(Exception):
-    """The metadata have taken the place of a bootstrap address."""
+    """The brokers in the metadata have replaced the bootstrap address."""
 
 
 class ClusterClient:
     """Connections to one cluster, on the event loop that is running when it is created.
 
     Every call waits for a connection until its deadline (an instant of `loop.time()`). If a broker
-    refuses the credentials, requests that any broker can answer go to another one. A refusal fails
-    a call once every broker refuses, or once the broker that the call needs has done so for
+    refuses the credentials, requests to which any broker can respond go to another one. A refusal
+    fails a call once every broker refuses, or once the broker that the call needs has done so for
     `patience`.
 
     Args:
         config: servers, security and timeouts.
-        patience: seconds; None is socket_connection_setup_timeout_ms, as in the producer.
+        patience: seconds; None stands for socket_connection_setup_timeout_ms, like in the producer.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ClusterClient:
         self._updater = MetadataUpdater(
             self.metadata, self.client, config, self.loop.time, on_request_sent=self._on_network
         )
-        # Registered last, so that it runs after the client was updated.
+        # This listener is registered last, so that it runs after the client was updated.
         self.metadata.on_change(lambda _: self._on_network())
         self._task = self.loop.create_task(self._updater.run(), name="aiokprod-cluster-client")
 
@@ -128,7 +128,7 @@ class ClusterClient:
         """A topic's partitions and leaders.
 
         Raises:
-            MetadataTimeout, InvalidTopic, AuthorizationError: as `Producer.send`.
+            MetadataTimeout, InvalidTopic, AuthorizationError: see `Producer.send`.
             AuthenticationError: every broker refuses the credentials.
         """
         while True:
@@ -163,8 +163,8 @@ class ClusterClient:
         the first attempt that fails.
 
         Returns:
-            The connection; None if `node_id` is a bootstrap address that has already answered a
-            Metadata request, by which the brokers took its place.
+            The connection; None if `node_id` is a bootstrap address that has already responded to a
+            Metadata request, so that the brokers in the metadata have replaced it.
 
         Raises:
             AuthenticationError, NetworkError, KafkaError: the connection could not be made.
@@ -184,13 +184,14 @@ class ClusterClient:
 
         Args:
             where: node id of a broker in the metadata; a coordinator at the address that
-                FindCoordinator returned, which the metadata need not list; None for any broker.
+                FindCoordinator returned, even if the metadata do not list it; None for any broker.
 
         Raises:
             AuthenticationError: the broker (None: every broker) refuses the credentials.
             KafkaTimeout: there was no connection before `deadline`.
             NetworkError: the connection ended, or the coordinator could not be connected.
-            KafkaError: the request could not be made, or its response not be decoded.
+            KafkaError: the broker does not support the request, or its response could not be
+                decoded.
         """
         if not isinstance(where, Node):
             return await self._ask(where, request, deadline)
@@ -294,12 +295,13 @@ class ClusterClient:
         is not retriable.
 
         Args:
-            codes: the error code of a response body.
+            codes: returns the error code of a response body.
 
         Raises:
             KafkaTimeout: no definite response before `deadline`.
             AuthenticationError: the coordinator, or every broker, refuses the credentials.
-            KafkaError: the request could not be made.
+            KafkaError: the broker does not support the request, or its response could not be
+                decoded.
         """
         found = await self.coordinate_all(
             kind, [key], lambda keys: request, lambda body: {key: (codes(body), body)}, deadline
@@ -317,11 +319,11 @@ class ClusterClient:
         """Send a request about many keys: one to each coordinator, concurrently.
 
         Keys that a response leaves out, or for which it has a retriable error code, are requested
-        again. Otherwise as `coordinate`.
+        again. Otherwise like `coordinate`.
 
         Args:
             request: builds the request for some of the keys.
-            answers: (error code, result) per key of a response body.
+            answers: returns the (error code, result) of each key in a response body.
 
         Returns:
             The result per key.
@@ -403,7 +405,7 @@ class ClusterClient:
     async def _find(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
     ) -> dict[str, Any]:
-        """FindCoordinator results of these keys; of the first key only before v4."""
+        """FindCoordinator results of these keys; before v4 only of the first key."""
 
         def build(version: int) -> FindCoordinatorRequest:
             if version >= _BATCHED_FROM:

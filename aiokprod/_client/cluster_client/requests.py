@@ -1,7 +1,7 @@
 """The requests of a `ClusterClient`: each function builds one, sends it and reads its response.
 
-Retriable coordinator errors are retried by the client; other error codes are returned, because
-what they mean depends on the caller.
+The client retries retriable coordinator errors; other error codes are returned, because their
+meaning depends on the caller.
 
 Source: Java `Admin`; KIP-98 (transactions, read_committed), KIP-447 (require_stable), KIP-664
 (DescribeTransactions, ListTransactions), KIP-890 (EndTxn v5).
@@ -65,7 +65,7 @@ async def describe_topic(
         -2**31 if the broker does not report them).
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
 
     def build(version: int) -> MetadataRequest:
@@ -114,7 +114,7 @@ async def describe_topics(
     """Ask any broker for topics with one Metadata request, which creates none.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
 
     def build(version: int) -> MetadataRequest:
@@ -152,13 +152,13 @@ async def describe_configs(
     """The settings of topics, or of the broker that is asked, with one DescribeConfigs request.
 
     Args:
-        resources: type (2 is a topic, 4 a broker), name and wanted settings of each.
+        resources: type (2 is a topic, 4 a broker), name and requested settings of each.
 
     Returns:
         By type and name: error code, and value by setting (None if it is sensitive).
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     message = DescribeConfigsRequest(
         resources=[
@@ -192,17 +192,17 @@ async def list_offsets(
     timestamp: int,
     committed: bool,
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """One ListOffsets request to the leader of these (topic, partition).
+    """Send one ListOffsets request to the leader of these (topic, partition).
 
     Args:
         timestamp: Unix ms; -1 for the end of the log, -2 for its start.
         committed: the end of the log is the last stable offset.
 
     Returns:
-        (error code, offset) by (topic, partition), of those that the response has.
+        (error code, offset) by (topic, partition), for those in the response.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     wanted: dict[str, list[ListOffsetsPartition]] = {}
     for topic, number in partitions:
@@ -249,7 +249,7 @@ async def fetch(
     max_bytes: int,
     committed: bool,
 ) -> FetchedPartition | None:
-    """One Fetch request to a partition's leader, without a fetch session. An error code of the
+    """Send one Fetch request to a partition's leader, without a fetch session. An error code of the
     whole response is returned as that of the partition; None if the response leaves it out.
 
     Args:
@@ -257,7 +257,7 @@ async def fetch(
         committed: return records up to the last stable offset only.
 
     Raises:
-        KafkaError: as `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.ask`.
     """
     wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
     message = FetchRequest(
@@ -280,7 +280,7 @@ async def fetch(
 
 
 def _only_partition(topics: Iterable[Any]) -> Any:
-    """The entry of a response about the only partition of its request, None without one."""
+    """The entry of a response about the only partition of its request; None if there is none."""
     return next((entry for topic in topics for entry in topic.partitions), None)
 
 
@@ -307,12 +307,12 @@ async def group_offsets(
     """All committed offsets of a group: (first error code of the group or a partition, offsets).
 
     Args:
-        stable: wait until transactions that are being ended have written theirs.
-        on_code: called with the error code of every response, retriable ones included; what it
-            raises ends the call.
+        stable: wait until transactions that are ending have written their offsets (require_stable).
+        on_code: called with the error code of every response, including retriable ones. An
+            exception that it raises ends the call.
 
     Raises:
-        KafkaError: as `ClusterClient.coordinate`.
+        KafkaError: see `ClusterClient.coordinate`.
     """
 
     def build(version: int) -> OffsetFetchRequest:
@@ -382,14 +382,15 @@ class EndTransaction:
     @property
     def in_doubt(self) -> bool:
         """True if an attempt may have ended the transaction: it has no response, or its error code
-        does not exclude that. A later refusal says nothing about an earlier attempt."""
+        does not exclude that. An error in a later response says nothing about an earlier
+        attempt."""
         return self._maybe_ended or self._unanswered > 0
 
     async def send(self, client: ClusterClient, deadline: float) -> int:
         """Returns the final error code; retriable errors are retried until `deadline`.
 
         Raises:
-            KafkaError: as `ClusterClient.coordinate`.
+            KafkaError: see `ClusterClient.coordinate`.
         """
         request = VersionedRequest(self._request.api_key, self._build, self._request.max_version)
         body = await client.coordinate(
@@ -410,7 +411,8 @@ class EndTransaction:
 async def fence_producer(
     client: ClusterClient, transactional_id: str, timeout_ms: int, deadline: float
 ) -> int:
-    """Send InitProducerId, which fences the id's producers and aborts its open transaction.
+    """Send InitProducerId, which fences the producers with this transactional id and aborts its
+    open transaction.
 
     Args:
         timeout_ms: transaction timeout; the brokers require one.
@@ -419,7 +421,7 @@ async def fence_producer(
         The error code.
 
     Raises:
-        KafkaError: as `ClusterClient.coordinate`.
+        KafkaError: see `ClusterClient.coordinate`.
     """
     request = transaction_requests.init(transactional_id, timeout_ms, -1, -1)
     body = await client.coordinate(CoordinatorKind.TRANSACTION, transactional_id, request, deadline)
@@ -438,11 +440,12 @@ class TransactionDescription(NamedTuple):
 async def describe_transactions(
     client: ClusterClient, transactional_ids: Collection[str], deadline: float
 ) -> dict[str, TransactionDescription]:
-    """DescribeTransactions for all ids, one request to each coordinator, concurrently.
+    """Describe transactional ids. Sends one DescribeTransactions request to each coordinator, all
+    concurrently.
 
     Raises:
         UnsupportedVersion: brokers before 3.0.
-        KafkaError: as `ClusterClient.coordinate_all`.
+        KafkaError: see `ClusterClient.coordinate_all`.
     """
 
     def answers(body: Any) -> dict[str, tuple[int, TransactionDescription]]:
@@ -470,14 +473,15 @@ async def ongoing_transactions(
     deadline: float,
     on_failure: Callable[[KafkaError], None] | None = None,
 ) -> set[str]:
-    """Transactional ids with an ongoing transaction, by one ListTransactions to each broker,
-    concurrently; only those that the credentials may describe.
+    """The transactional ids with an ongoing transaction that the credentials may describe. Sends
+    one ListTransactions request to each broker, all concurrently.
 
     Args:
-        on_failure: called with the error of each broker that could not be asked; None raises it.
+        on_failure: called with the error of each request that failed; if None, the first of these
+            errors is raised.
 
     Raises:
-        KafkaError: as `ClusterClient.nodes` and `ClusterClient.ask`.
+        KafkaError: see `ClusterClient.nodes` and `ClusterClient.ask`.
     """
     request = ListTransactionsRequest(state_filters=["Ongoing"])
     nodes = await client.nodes(deadline)

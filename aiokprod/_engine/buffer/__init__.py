@@ -1,1 +1,2 @@
-"""Records that wait: batches by partition, their memory, and what is ready to be sent."""
+"""Buffered records: batches by partition, their memory, and the batches that are ready to be
+sent."""

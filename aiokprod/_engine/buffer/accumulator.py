@@ -1,8 +1,9 @@
-"""`RecordAccumulator`: the queue of batches of each partition, and when a batch may be sent.
+"""`RecordAccumulator`: has the queue of batches of each partition, and decides when a batch may be
+sent.
 
 The cost of a pass depends on the number of ready batches, not of partitions: each queue is in one
 set of its leader's `NodeQueues` or in the deadline heap, and no pass scans all queues. This module
-knows neither sockets nor error codes.
+depends neither on sockets nor on error codes.
 
 Source: Java `RecordAccumulator`, `BuiltInPartitioner`.
 """
@@ -55,19 +56,20 @@ _MAX_FIRST_CAPACITY = 1 << 20
 class RecordAccumulator:
     """All queued batches of a producer.
 
-    Invariants: a batch is in `queue.batches` while its state is in `QUEUED`; `incomplete` holds all
-    that have no outcome, in order of creation; a queue is in at most one set of one `NodeQueues`.
+    Invariants: a batch is in `queue.batches` while its state is in `QUEUED`; `incomplete` has all
+    batches without an outcome, in order of creation; a queue is in at most one set of one
+    `NodeQueues`.
 
     The append side (`open_new_batch`, `discard`) runs in calls of the application, where a signal
     handler may raise between any two steps. A signal handler or a finalizer may also call it in the
-    middle of a sender pass, or of itself. So it first notes what it is going to change, and each
-    change is one step of compiled code (`PartitionSlot`). The sender's next pass does the rest
-    (`drop_emptied`, `advance`); only the sender takes batches out of a queue. An interrupted call
-    leaves a batch that is either in all of these collections or in none; a batch without records is
-    dropped when it would be sent.
+    middle of a sender pass, or of itself. So it first notes its changes, and each change is one
+    step of compiled code (`PartitionSlot`). The sender's next pass does the rest (`drop_emptied`,
+    `advance`); only the sender takes batches out of a queue. An interrupted call leaves a batch
+    that is either in all of these collections or in none; a batch without records is dropped when
+    it would be sent.
 
     Attributes:
-        emptied: batches all of whose records were withdrawn, for `drop_emptied`.
+        emptied: batches whose records were all withdrawn, for `drop_emptied`.
         expires_at: a lower bound of the delivery deadlines; `next_expiry` makes it exact.
     """
 
@@ -101,7 +103,7 @@ class RecordAccumulator:
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._partitions: dict[str, int] = {}  # by topic: 1 + the last one with a queue
+        self._partitions: dict[str, int] = {}  # by topic: 1 + the last partition with a queue
         self._leaderless = NodeQueues()
         self._nodes: defaultdict[int | None, NodeQueues] = defaultdict(NodeQueues)
         self._nodes[None] = self._leaderless
@@ -118,7 +120,7 @@ class RecordAccumulator:
     # -- append side ----------------------------------------------------------------------------
 
     def queue(self, topic: str, partition: int) -> PartitionQueue:
-        """The queue of a partition, made on first use."""
+        """The queue of a partition, created on first use."""
         key = TopicPartition(topic, partition)
         queue = self._queues.get(key)
         if queue is None:
@@ -138,8 +140,7 @@ class RecordAccumulator:
         Args:
             partition: -1 means the sticky partition, which is chosen again once it has received
                 `sticky_limit` bytes (KIP-794) or its broker's share of the buffer is used up.
-            permit: the caller's place in a broker's queue if `BrokerMemoryQuota.wait` has let it
-                through; None if the caller has not waited.
+            permit: the result of `BrokerMemoryQuota.wait`; None if the caller has not waited.
 
         Returns:
             The queue of the partition, without an open batch if its broker's share of the buffer
@@ -209,8 +210,9 @@ class RecordAccumulator:
         )
         order = (next(self._orders),)
         batch = ProducerBatch(core, queue, order, now, now + settings.delivery_timeout)
-        # Everything that a new batch requires is noted before it exists: its deadline, the change
-        # of its queue, a pass of the sender. If the call is interrupted, these have no effect.
+        # Everything that a new batch requires is noted before it is created: its deadline, the
+        # change of its queue, a pass of the sender. If the call is interrupted, these have no
+        # effect.
         self.expires_at = min(self.expires_at, batch.deadline)
         self._changed[queue] = None
         self._wakeup()
@@ -229,8 +231,8 @@ class RecordAccumulator:
             batch.change_state(SEALED)
 
     def discard(self, batch: ProducerBatch) -> None:
-        """Give back the memory of a batch all of whose records were withdrawn before it was sent.
-        The sender's next pass drops it."""
+        """Return the memory of a batch whose records were all withdrawn before it was sent. The
+        sender's next pass drops the batch."""
         queue, core = batch.queue, batch.core
         self.emptied.append(batch)
         self._changed[queue] = None
@@ -239,14 +241,15 @@ class RecordAccumulator:
             queue.core = None
         if core.record_count:
             return  # a signal handler or a finalizer has appended a record meanwhile
-        # The application may keep handles of withdrawn records; they must not keep the engine.
+        # The application may keep handles of withdrawn records; they must not keep the engine
+        # alive.
         core.owner = None
         if queue.let_go(core, self._memory):
             self._quota.returned(queue.node)
             self._memory.returned()
 
     def drop_emptied(self, now: float) -> None:
-        """Drop the batches all of whose records were withdrawn since the last pass."""
+        """Drop the batches whose records were all withdrawn since the last pass."""
         emptied, self.emptied = self.emptied, []
         for batch in emptied:
             if not batch.core.record_count:
@@ -254,7 +257,7 @@ class RecordAccumulator:
                 self.reclassify(batch.queue, now)
 
     def _drop(self, batch: ProducerBatch) -> None:
-        """Forget a batch without records. It gets no outcome, since nothing can wait for one."""
+        """Forget a batch without records. It gets no outcome, because no task can wait for one."""
         queue = batch.queue
         if queue.core is batch.core:
             queue.core = None
@@ -288,7 +291,8 @@ class RecordAccumulator:
             self._lingering_queues.append(queue)
 
     def advance(self, now: float) -> None:
-        """Process what the append side has noted, and move queues that are due to the ready sets.
+        """Process the changes that the append side has noted, and move queues that are due to the
+        ready sets.
 
         Called once per pass. Records that are appended during a pass wake the sender for the next
         one.
@@ -348,7 +352,7 @@ class RecordAccumulator:
 
         Args:
             busy: brokers with a Produce request in flight. With adaptive linger, an open batch
-                waits only while its broker is one of them, except of topics whose profile has a
+                waits only while its broker is one of them, unless the profile of its topic has a
                 linger.
         """
         found = []
@@ -397,7 +401,7 @@ class RecordAccumulator:
         may_drain: Callable[[PartitionQueue, ProducerBatch], bool],
     ) -> list[ProducerBatch]:
         """Take at most one batch of each partition led by the node, `max_size` bytes in total, but
-        at least one batch. Open batches are taken too, since a request is sent anyway; those of
+        at least one batch. Open batches are taken too, because a request is sent anyway; those of
         topics whose profile has a linger only while `flush_pending`.
         """
         node = self._nodes[node_id]
@@ -460,14 +464,14 @@ class RecordAccumulator:
     def split(
         self, batch: ProducerBatch, payload: bytes, limit: int, now: float
     ) -> list[ProducerBatch]:
-        """Replace a batch that is too large by smaller ones at the same place in its queue.
+        """Replace a batch that is too large with smaller ones at the same position in its queue.
 
         Args:
             payload: the records section, not compressed.
             limit: largest size of a part in bytes.
 
-        The parts inherit the deadline, the flags and the number of attempts, without the one that
-        was refused. Source: Java `RecordAccumulator.splitAndReenqueue`.
+        The parts inherit the deadline, the flags and the number of attempts; the attempt that was
+        rejected does not count. Source: Java `RecordAccumulator.splitAndReenqueue`.
         """
         queue = batch.queue
         parts = []
@@ -499,14 +503,14 @@ class RecordAccumulator:
         return parts
 
     def deallocate(self, batch: ProducerBatch) -> None:
-        """Forget a batch that has its outcome and give back its memory. The memory of a batch in
+        """Forget a batch that has its outcome and return its memory. The memory of a batch in
         flight is kept until this is called again after the response. Idempotent.
 
         Source: Java `RecordAccumulator.deallocate`.
         """
         if batch in self.incomplete:
             if self._flushes.active:
-                # First: as long as the batch is in `incomplete`, an interrupted call can be
+                # Do this first: as long as the batch is in `incomplete`, an interrupted call can be
                 # repeated.
                 self._flushes.on_batch_done(batch)
             self.incomplete.pop(batch, None)
@@ -605,11 +609,11 @@ class RecordAccumulator:
                 self.reclassify(queue, now)
 
     def forget(self, topic: str) -> int | None:
-        """Drop the queues of a topic that is not in use any more.
+        """Drop the queues of a topic that is no longer in use.
 
         Returns:
-            The highest number of partitions it had; None if a batch of it is still queued, in
-            flight or without an outcome.
+            The highest number of partitions that the topic had; None if one of its batches is still
+            queued, in flight or without an outcome.
         """
         partitions = self._partitions.get(topic, 0)
         keys = [TopicPartition(topic, partition) for partition in range(partitions)]
@@ -636,8 +640,8 @@ class RecordAccumulator:
         return [topic.slots[partition].load for partition in partitions]
 
     def usable(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """The partitions that may be chosen: the share of the buffer of their broker is not used
-        up.
+        """The partitions that may be chosen because their broker has not used up its share of the
+        buffer.
 
         With partitioner_availability_timeout_ms (KIP-794; 0: off), a partition with queued batches
         is left out if its broker has accepted no request for longer than that. So each partition of

@@ -1,7 +1,7 @@
-"""Makes a batch ready to send: encodes and compresses its records into immutable bytes.
+"""Prepares a batch for sending: encodes and compresses its records into immutable bytes.
 
-Payloads of up to `INLINE_LIMIT` bytes are compressed at once, larger ones in a worker thread, so
-that they do not block the loop (the codecs release the GIL). The compression ratio is remembered
+Payloads of up to `INLINE_LIMIT` bytes are compressed immediately, larger ones in a worker thread,
+so that they do not block the loop (the codecs release the GIL). The compression ratio is remembered
 per topic, because batches are filled by their estimated compressed size.
 
 Source: Java `MemoryRecordsBuilder.close`, `CompressionRatioEstimator`.

@@ -35,8 +35,8 @@ class BatchGrowth:
         self._disabled: set[str] = set()
 
     def next_limit(self, batch: ProducerBatch, now: float) -> int:
-        """New limit of the records of a full batch in bytes, one `batch_size` more than its current
-        one; the current one if it may not grow."""
+        """The new limit of a full batch's records section in bytes: one `batch_size` more than the
+        current limit, or the current limit if the batch may not grow."""
         core: BatchCore = batch.core
         settings = batch.queue.settings
         if (
@@ -50,7 +50,7 @@ class BatchGrowth:
         )
 
     def disable(self, topic: str) -> None:
-        """Let batches of the topic no longer grow, because a broker found one too large."""
+        """Stop the growth of the topic's batches, because a broker rejected one as too large."""
         self._disabled.add(topic)
 
     def forget(self, topic: str) -> None:

@@ -1,4 +1,5 @@
-"""Splitting a batch that a broker finds too large (KIP-126): its records, the size of the parts."""
+"""Splitting of a batch that a broker rejected as too large (KIP-126): its records and the size of
+the parts."""
 
 from __future__ import annotations
 
@@ -20,6 +21,6 @@ def plain_records(batch: ProducerBatch) -> bytes:
 
 
 def part_limit(batch: ProducerBatch) -> int:
-    """Largest size of a part in bytes before compression: batch_size, or half of the batch if that
-    is less."""
+    """The limit of the records section of a part, in bytes before compression: batch_size without
+    the header, or half of the batch's records section if that is less."""
     return max(1, min(batch.queue.settings.batch_size - HEADER_SIZE, batch.plain_size // 2))

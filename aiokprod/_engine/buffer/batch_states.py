@@ -1,7 +1,7 @@
 """The states of a batch as a table of transitions. `ProducerBatch.change_state` is the only writer.
 
-What is known of earlier attempts (`possibly_appended`, `in_doubt`, ...) is not part of the state,
-because it does not change with it. docs/design/sender.md has a diagram.
+The knowledge about earlier attempts (`possibly_appended`, `in_doubt`, ...) is not part of the
+state, because it does not change with it. docs/design/sender.md has a diagram.
 
 Source: Java `ProducerBatch`, `RecordAccumulator.drain`, `Sender.inFlightBatches`.
 """
@@ -25,9 +25,9 @@ class BatchState(enum.StrEnum):
     READY = "ready"  # encoded; waits to be sent, for the first time or again
     DRAINED = "drained"  # taken out of the queue to be sent
     IN_FLIGHT = "in flight"  # in a request that has not ended: no response, no error
-    IN_FLIGHT_FAILED = "in flight, failed"  # as IN_FLIGHT, but its records have failed meanwhile
+    IN_FLIGHT_FAILED = "in flight, failed"  # like IN_FLIGHT, but its records have failed meanwhile
     COMPLETING = "completing"  # neither queued nor in flight: its outcome is being decided
-    DONE = "done"  # acknowledged, failed, split or without records; its memory is given back
+    DONE = "done"  # acknowledged, failed, split or without records; its memory has been returned
 
 
 # Members read on every request. Reading them from the class calls Python code before 3.12.

@@ -41,8 +41,8 @@ class QuotaWaiter:
     Attributes:
         queue: the queue of the partition to which the caller wants to append.
         arrival: callers that wait for the same broker are served in the order of this number.
-        node: the broker for whose share it waits, or of which it has the permit.
-        granted: it has the permit, and `release` was not called yet.
+        node: the broker for whose share the caller waits, or whose permit it has.
+        granted: the caller has the permit, and `release` was not called yet.
         future: done once the permit is granted, or the topic is no longer in use.
     """
 
@@ -77,7 +77,7 @@ class BrokerMemoryQuota:
 
     Invariants: there is one permit per broker, so that order is kept and no more callers are woken
     than there is room for; no caller waits while there is room and the permit is free; callers are
-    served in order of arrival. All operations but `follow` are O(1) per caller.
+    served in order of arrival. All operations except `follow` are O(1) per caller.
     """
 
     def __init__(self, buffer_memory: int, several_nodes: Callable[[], bool]) -> None:
@@ -145,13 +145,13 @@ class BrokerMemoryQuota:
             del self._waiting[node]
 
     def on_nodes_changed(self) -> None:
-        """Grant permits again after the number of brokers changed, because the quota applies only
-        if there are several."""
+        """Grant permits again after the number of brokers has changed, because the quota applies
+        only if there are several brokers."""
         for node in list(self._waiting):
             self.grant_next(node)
 
     def follow(self, nodes: Iterable[int | None]) -> None:
-        """Let callers that wait for partitions which these brokers have lost wait for the current
+        """Move callers that wait for partitions which these brokers no longer lead to the current
         leaders, in order of arrival."""
         joined: dict[int | None, list[QuotaWaiter]] = {}
         for node in nodes:
@@ -197,8 +197,8 @@ class BrokerMemoryQuota:
 
         Args:
             deadline: loop time.
-            waiter: result of an earlier wait of the same caller, if there still was no room. It
-                gives up its permit and keeps its arrival number.
+            waiter: the result of an earlier wait of the same caller, if there was still no room.
+                The caller gives up the permit and keeps its arrival number.
 
         Raises:
             BufferTimeout: `deadline` passed.
@@ -221,7 +221,7 @@ class BrokerMemoryQuota:
             self._join(waiter)
             if was_granted:
                 self.grant_next(before)
-        # A call that is interrupted just here leaves its timer, which must not keep the permit.
+        # A call that is interrupted here leaves its timer behind, which must not keep the permit.
         timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self.grant_next(waiter.node)

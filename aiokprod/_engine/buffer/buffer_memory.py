@@ -32,7 +32,7 @@ class BufferMemory(MemoryBudget):
     """Counts the bytes in use; callers for which there is no room wait in order of arrival.
 
     Only the first waiter is considered, so that small records do not starve a large one. While
-    `has_waiters` is true the fast path does not append, so that it overtakes no waiter.
+    `has_waiters` is true, the fast path does not append, so that it does not overtake a waiter.
 
     Invariant: `used` is the sum of the bytes that were granted and not returned.
 
@@ -79,7 +79,7 @@ class BufferMemory(MemoryBudget):
             return
         self._loop = loop = asyncio.get_running_loop()
         waiter = _Waiter(size, reservation, loop.create_future())
-        # A call that is interrupted just here leaves its timer, which must not keep the waiter.
+        # A call that is interrupted here leaves its timer behind, which must not keep the waiter.
         timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self._waiters[waiter] = None
@@ -104,15 +104,16 @@ class BufferMemory(MemoryBudget):
             self.returned()
 
     def returned(self) -> None:
-        """Grant the requests of the first waiters, as many as fit, because bytes were returned."""
+        """Grant the requests of the first waiters, as many as there is room for, because bytes were
+        returned."""
         assert self.used >= 0, "more bytes released than reserved"
         self.refused = False
         if self._waiters:
             self._grant()
 
     def on_dropped(self) -> None:
-        """Wake waiters after an interrupted caller dropped its reservation: in the next pass of the
-        loop, because a finalizer may run in any thread and within `_grant`."""
+        """Wake waiters after an interrupted caller has dropped its reservation. They are woken in
+        the next pass of the loop, because a finalizer may run in any thread and within `_grant`."""
         assert self._loop is not None, "called only while a caller waits"
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.returned)

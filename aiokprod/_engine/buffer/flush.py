@@ -31,7 +31,7 @@ class FlushTracker:
                 future.set_result(None)
 
     def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
-        """Make waits for a batch that was split waits for its parts."""
+        """Let waits for a batch that was split wait for its parts."""
         for pending, _, _ in self._flushes:
             if batch in pending:
                 pending.update(parts)
@@ -43,7 +43,7 @@ class FlushTracker:
                 future.set_result(None)
 
     async def wait(self, batches: Iterable[ProducerBatch], *, until_given_up: bool = False) -> None:
-        """Return once all of `batches` have an outcome, good or bad.
+        """Return once each of `batches` was acknowledged or has failed.
 
         Args:
             until_given_up: return at `give_up` too.

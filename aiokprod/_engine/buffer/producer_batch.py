@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ProducerBatch:
-    """The engine's view of a `BatchCore`: attempts, deadlines, sequence, place in a request.
+    """The engine's view of a `BatchCore`: attempts, deadlines, sequence, state of the request.
 
     Attributes:
-        topic_partition: where it goes.
+        topic_partition: the partition to which it is sent.
         order: position among all batches, (n,) or (n, part) after a split; equals sequence order
             within a partition.
         deadline: loop time at which its records fail if they have no outcome yet.
@@ -25,14 +25,15 @@ class ProducerBatch:
         state: see `BatchState`; only `change_state` writes it.
         possibly_appended: after some attempt it is unknown whether the broker appended it. Never
             cleared: a later rejection says nothing about that attempt.
-        in_doubt: as `possibly_appended`, until a sequence error proves that the log lacks it.
-        lost: a request with it got no response. A copy may still arrive at a broker, whatever the
-            responses to later attempts are.
+        in_doubt: like `possibly_appended`, until a sequence error proves that the log lacks it.
+        lost: a request with it got no response. A copy may still arrive at a broker, even after
+            responses to later attempts.
         divided_in_doubt: part of a batch that was in doubt when it was divided. A sequence error
-            proves nothing about it: brokers do not recognise parts of a batch that they have.
+            proves nothing about it: brokers do not recognise parts of a batch that they have
+            stored.
         proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
-        maybe_written: bytes of some attempt may have reached a broker, whatever the response. From
-            then on its sequence may not be given to other records.
+        maybe_written: bytes of some attempt may have reached a broker, even if the response was an
+            error. From then on its sequence must not be assigned to other records.
         payload: the records as they are sent; None before READY and once DONE.
         wire_node: the broker it was sent to last.
         last_failure: code name and error of the last attempt that failed.
@@ -123,7 +124,8 @@ class ProducerBatch:
 
     @property
     def size(self) -> int:
-        """Bytes in a request, header included; an upper bound while open."""
+        """Size in a request, including the header, in bytes; an upper bound while the batch is
+        open."""
         payload = self.core.size if self.payload is None else len(self.payload)
         return HEADER_SIZE + payload
 
@@ -163,8 +165,8 @@ class ProducerBatch:
         return header, self.payload
 
     def note_unknown(self, *, lost: bool = False) -> None:
-        """Note that an attempt ended without saying whether the broker appended the batch; `lost`
-        if there was no response at all."""
+        """Note that it is unknown after an attempt whether the broker has appended the batch;
+        `lost` if there was no response at all."""
         self.maybe_written = True
         self.lost = self.lost or lost
         self.possibly_appended = True

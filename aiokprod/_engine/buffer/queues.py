@@ -1,4 +1,5 @@
-"""The queue of batches of one partition, and the queues of one broker by what they wait for."""
+"""The queue of batches of one partition, and the queues of one broker by the events for which they
+wait."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ class PartitionQueue(PartitionSlot):
     """The batches of one partition in the order in which they must be sent.
 
     Only the last one may be open; its `BatchCore` is `core`, to which the append path writes.
-    Batches in flight are not in the queue; a retry returns to its place in sequence order.
+    Batches in flight are not in the queue; a retry returns to its position in sequence order.
 
     Attributes:
-        settings: those of its topic.
+        settings: the settings of its topic.
         node: broker id of the leader in the metadata, None if there is no leader.
         acknowledged_at: loop time of the last acknowledgment of one of its batches; -inf before the
             first.
@@ -78,8 +79,8 @@ class PartitionQueue(PartitionSlot):
         ordered = sorted(queued, key=lambda each: (each is not batch, each.order))
         if ordered != queued:
             for position, each in enumerate(ordered):
-                # One by one: a signal handler or a finalizer may have opened a batch meanwhile,
-                # which is at the end.
+                # Insert them one by one: a signal handler or a finalizer may have opened a batch
+                # meanwhile, which is at the end.
                 self.batches[position] = each
             self.accumulator.on_reordered(self)
 
@@ -90,15 +91,15 @@ class PartitionQueue(PartitionSlot):
 class NodeQueues:
     """The queues of the partitions led by one broker, or of those without a leader.
 
-    A queue that was drained goes to the end, so that no partition starves.
+    A queue that was drained is moved to the end, so that no partition starves.
 
     Attributes:
         ready: queues with a batch that can be sent now.
         lingering: queues with one open batch, which may still receive records.
-        held: as `lingering`, of topics whose profile has a linger. A pass does not look at them
+        held: like `lingering`, for topics whose profile has a linger. A pass does not look at them
             until it is over, or until batches do not wait for their linger.
-        undrained_since: loop time since which the broker has accepted no request although batches
-            were due for it; inf if it accepts requests.
+        undrained_since: loop time since which batches have been due for the broker but it has
+            accepted no request; inf if it accepts requests.
     """
 
     __slots__ = ("held", "lingering", "ready", "undrained_since")

@@ -1,4 +1,4 @@
-"""Timestamps that are seconds, although `timestamp_ms` is milliseconds: a warning."""
+"""Warns of timestamps in seconds: `timestamp_ms` is in milliseconds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ END: Final = 10_000_000_000
 
 
 class TimestampCheck:
-    """Warns once, of the first batch whose first record seems to have a timestamp in seconds.
+    """Warns once, with the first batch whose first record seems to have a timestamp in seconds.
 
     The record is sent: a time in early 1970 is legal, and the topic may ignore it. The accumulator
-    compares the timestamp of each batch with FIRST and END itself, which takes no call.
+    compares the timestamp of each batch with FIRST and END itself, to save a call.
     """
 
     def __init__(self) -> None:

@@ -21,10 +21,9 @@ class TopicSettings:
 
     Attributes:
         linger: maximum time that a batch waits for more records.
-        own_linger: its batches wait for `linger` even if other batches are sent to their broker, or
-            none.
-        batch_size: target size of a batch, header included.
-        growth_limit: size of the largest batch, header included (`elastic_batch_size`).
+        own_linger: its batches wait for `linger`, independently of other batches for their broker.
+        batch_size: target size of a batch, including the header.
+        growth_limit: size of the largest batch, including the header (`elastic_batch_size`).
         sticky_limit: bytes after which another sticky partition is chosen (KIP-794).
         delivery_timeout: from the opening of a batch to its outcome.
         codec: None for no compression.
@@ -60,7 +59,7 @@ class TopicSettingsTable:
     needed for each of its partitions.
 
     Args:
-        codec: the producer's codec, which the topics without one of their own have too.
+        codec: the codec of the producer, which also applies to topics whose profile has none.
     """
 
     def __init__(self, config: ProducerConfig, codec: Codec | None) -> None:
@@ -91,7 +90,7 @@ class TopicSettingsTable:
         return settings
 
     def forget(self, topic: str) -> None:
-        """Drop what is kept of a topic that is no longer in use."""
+        """Drop the settings of a topic that is no longer in use."""
         self._by_topic.pop(topic, None)
 
 

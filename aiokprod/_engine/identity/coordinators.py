@@ -1,7 +1,7 @@
 """Finds the coordinators of transactions and groups, and sends requests to them.
 
-One attempt at a time. The callers decide whether to repeat it, since they know what a lost response
-means. Nothing here depends on the state of a transaction.
+It makes one attempt at a time. The callers decide whether to repeat it, because the meaning of a
+lost response depends on the request. Nothing here depends on the state of a transaction.
 
 Source: Java `Sender.maybeSendAndPollTransactionalRequest`, `TransactionManager.lookupCoordinator`;
 KIP-699 for FindCoordinator v4.
@@ -97,11 +97,12 @@ class _KnownCoordinator:
 class Coordinators:
     """Finds coordinators and sends one request at a time to them. For use by one task.
 
-    A coordinator is reached at the address in the FindCoordinator response, whatever the metadata
-    say about its node: they may be older, or never contain it (a proxy in front of the brokers).
+    A coordinator is reached at the address in the FindCoordinator response, even if the metadata
+    have another address of its node or none: they may be older, or never contain the node (a proxy
+    in front of the brokers).
 
     Attributes:
-        waiting_for: broker whose next free place in flight is reserved for a request of this class:
+        waiting_for: broker whose next free slot in flight is reserved for a request of this class:
             the sender sends nothing to it until `on_free` is called. If authentication to it fails,
             `on_refused` gets the error, and the request continues to wait.
     """
@@ -132,8 +133,8 @@ class Coordinators:
         self._network.set()
 
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        """Forget coordinators whose node left the metadata or got another address: the connection
-        to it is being closed, and it is probably shutting down."""
+        """Forget coordinators whose node was removed from the metadata or got another address: the
+        connection to the node is being closed, and it is probably shutting down."""
         for where, coordinator in list(self._known.items()):
             listed = _lists(snapshot, coordinator.node)
             if coordinator.listed and not listed:
@@ -147,7 +148,8 @@ class Coordinators:
         return None if coordinator is None else coordinator.node.id
 
     def forget(self, kind: CoordinatorKind, key: str) -> None:
-        """Look the coordinator up again: it has moved or cannot be reached."""
+        """Forget the coordinator, which has moved or cannot be reached, so that it is looked up
+        again."""
         self._known.pop((kind, key), None)
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
@@ -163,13 +165,14 @@ class Coordinators:
     async def find(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[int, Reply | None]:
-        """One lookup at any broker. If it succeeds, `known` has the coordinator afterwards.
+        """Look the coordinator up once, at any broker. If this succeeds, `known` returns it
+        afterwards.
 
         Args:
             wanted: returns False to end the wait for an available broker.
 
         Returns:
-            The error code and, if there was no response, how the attempt ended; (0, None) on
+            The error code and, if there was no response, the result of the attempt; (0, None) on
             success or if the lookup is no longer wanted.
         """
         try:
@@ -215,7 +218,7 @@ class Coordinators:
             if connection is not None:
                 return connection
             self.waiting_for = node_id
-            # Without a known node, the next connection of the metadata updater wakes this task.
+            # If no node is known, the next connection of the metadata updater wakes this task.
             again = math.inf if node_id is None else self._client.retry_at(node_id, now)
             await self._network.wait(min(again, now + self._request_timeout))
         return None
@@ -230,8 +233,8 @@ class Coordinators:
         """Send once to the known coordinator.
 
         Returns:
-            How the attempt ended; None if nothing was sent, because the coordinator could not be
-            reached or the request is no longer wanted.
+            The result of the attempt; None if nothing was sent, because the coordinator could not
+            be reached or the request is no longer wanted.
 
         Cancellation: a later response is ignored.
         """
@@ -255,8 +258,9 @@ class Coordinators:
         """The connection of the coordinator once it accepts a request; None to look it up again.
 
         It may have moved if an attempt to connect failed (`on_disconnect` has forgotten it), if its
-        node left the metadata, or after request_timeout_ms. A coordinator that throttles this
-        client or has no free place in flight is connected, and another lookup would not help.
+        node was removed from the metadata, or after request_timeout_ms. A coordinator that
+        throttles this client or has no free slot in flight is connected, and another lookup would
+        not help.
         """
         coordinator = self._known[kind, key]
         give_up = self._loop.time() + self._request_timeout
@@ -273,7 +277,7 @@ class Coordinators:
         return None
 
     def _send(self, connection: ReadyConnection, request: VersionedRequest) -> Awaitable[Reply]:
-        """Send the request at once; the awaitable returns its reply."""
+        """Send the request immediately; the awaitable returns its reply."""
         done: asyncio.Future[ClientResponse] = self._loop.create_future()
 
         def on_done(response: ClientResponse) -> None:

@@ -54,7 +54,7 @@ class IdempotentSequences:
         self.may_drain = tracker.may_drain
         self.assign_sequence = tracker.assign_sequence
         self.apply = tracker.apply
-        self._has_forgotten = False  # topics were forgotten in this epoch and need a higher one
+        self._has_forgotten = False  # topics were forgotten in this epoch and need a higher epoch
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
         """See `classify_idempotent`."""
@@ -94,8 +94,8 @@ class IdempotentSequences:
         self._resolve(key, entry)
 
     def _resolve(self, key: TopicPartition, entry: PartitionSequences) -> None:
-        """Called once no batch is in doubt: either later batches were acknowledged, or there is a
-        gap in the sequence (Java `maybeResolveSequences`)."""
+        """Resolve the sequences once no batch is in doubt: either later batches were acknowledged,
+        or there is a gap in the sequence (Java `maybeResolveSequences`)."""
         if not entry.unresolved or entry.open:
             return
         if entry.last_acked != NO_SEQUENCE and entry.is_next(entry.next):

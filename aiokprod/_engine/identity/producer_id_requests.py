@@ -1,4 +1,4 @@
-"""InitProducerId of an idempotent producer without transactions: when it is sent, and its response.
+"""Sends InitProducerId for an idempotent producer without transactions, and processes the response.
 
 Source: KIP-98; Java `Sender.maybeSendAndPollTransactionalRequest`, `InitProducerIdHandler`.
 """
@@ -23,7 +23,7 @@ class ProducerIdRequests:
     """The `IdentitySource` of an idempotent producer.
 
     Attributes:
-        fatal_error: why nothing can be sent any more.
+        fatal_error: the error because of which nothing can be sent any more.
         failure: the error of a refused InitProducerId. It fails the pending batches; the request is
             repeated for later records.
     """
@@ -53,10 +53,10 @@ class ProducerIdRequests:
         self.fatal_error = self.fatal_error or error
 
     def close(self, error: KafkaError) -> None:
-        """No call waits for a producer id."""
+        """Does nothing: no call waits for a producer id."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """InitProducerId, if it is due at `now`; one at a time."""
+        """The InitProducerId request if it is due at `now`. There is only one at a time."""
         if self.next_request_at(now, pending) > now:
             return None
         self._requesting = True
@@ -65,8 +65,9 @@ class ProducerIdRequests:
         return StateRequest(request, self._on_body, self._on_error)
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """When to send the next InitProducerId; inf if there is an id or a request is in flight.
-        After a failure it is sent only if records wait for the id, once the backoff is over."""
+        """The time at which to send the next InitProducerId; inf if there is an id or a request is
+        in flight. After a failure it is sent only if records wait for the id, once the backoff is
+        over."""
         if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
             return math.inf
         wanted = self.fatal_error is None and (pending or not self._attempts)

@@ -1,7 +1,7 @@
 """Producer identity (none, idempotent, transactional) and the hooks that the engine calls.
 
-The hooks are three protocols. `ProducerState` holds one implementation of each, chosen when a
-producer starts; the engine never asks which kind it has.
+The hooks are three protocols. `ProducerState` has one implementation of each, chosen when a
+producer starts; the engine does not distinguish the kinds.
 
 | kind | sequences | gate | source |
 |---|---|---|---|
@@ -37,7 +37,7 @@ class StateRequest:
 
 
 class SequencePolicy(Protocol):
-    """Which batches may be sent, and their sequence numbers."""
+    """Decides which batches may be sent, and assigns their sequence numbers."""
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
         """True if the first batch of a queue may be sent now."""
@@ -46,24 +46,24 @@ class SequencePolicy(Protocol):
         """Give id, epoch and sequence to a batch that is about to be sent, unless it has them."""
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
-        """What an error code says about the sequence of a batch; changes nothing."""
+        """Return what an error code says about the sequence of a batch; changes nothing."""
 
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
-        """Carry out what `classify` returned."""
+        """Carry out the action that `classify` returned."""
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
         """Release the sequence of a batch that is in the log, at `base_offset` (-1 if unknown)."""
 
     def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
-        """Note what follows for older batches if this one was certainly in the log before its last
-        attempt. `on_success` is called next.
+        """Note the consequences for older batches if this one was certainly in the log before its
+        last attempt. `on_success` is called next.
 
         Args:
             log_start_offset: from the response, -1 if it has none.
         """
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """Give the sequences of a batch that was refused as too large to its `parts`."""
+        """Assign the sequences of a batch that was rejected as too large to its `parts`."""
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """Release the sequence of a batch that is given up and not in flight. `unknown`: it may be
@@ -73,7 +73,7 @@ class SequencePolicy(Protocol):
         """Bump the epoch if it is due. Called at the beginning of each pass of the sender."""
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
-        """Drop the sequences of a topic that is no longer in use; nothing of it is queued or in
+        """Drop the sequences of a topic that is no longer in use and has no batch queued or in
         flight."""
 
     def on_topic_recreated(self, topic: str) -> None:
@@ -85,13 +85,13 @@ class SequencePolicy(Protocol):
 
 
 class AdmissionGate(Protocol):
-    """Whether records are accepted, and what their failures mean to the transaction."""
+    """Decides whether records are accepted, and how their failures affect the transaction."""
 
     def check_open(self) -> None:
         """Raises if no records are accepted now, not even into an open batch."""
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
-        """A batch is opened: add its partition to the transaction, if there is one.
+        """Called when a batch is opened: add its partition to the transaction, if there is one.
 
         Raises if records are not accepted now. Source: Java
         `TransactionManager.maybeAddPartition`.
@@ -102,12 +102,12 @@ class AdmissionGate(Protocol):
         `raised` is False if the error is not raised but returned in a result."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """Decide what the failure of the records of a batch with `error` means to the transaction.
-        The sequence of the batch is released separately."""
+        """Decide how the failure of a batch's records with `error` affects the transaction. The
+        sequence of the batch is released separately."""
 
 
 class IdentitySource(Protocol):
-    """The producer id: requests for it, errors that end it, and what it means for requests."""
+    """Obtains the producer id, and has the errors and limits of requests that follow from it."""
 
     failure: KafkaError | None
     """An error that fails all pending batches without ending the producer. The sender sets it to
@@ -125,7 +125,7 @@ class IdentitySource(Protocol):
         """A request to send now, before any produce request. `pending`: records wait for it."""
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """Loop time at which `next_request` returns a request; inf if that needs an event first."""
+        """Loop time at which `next_request` returns a request; inf if an event must occur first."""
 
     @property
     def transactional_id(self) -> str | None:
@@ -137,7 +137,7 @@ class IdentitySource(Protocol):
 
     @property
     def reserved_node(self) -> int | None:
-        """A broker whose next free place in flight is reserved for a coordinator request."""
+        """A broker whose next free slot in flight is reserved for a coordinator request."""
 
     def close(self, error: KafkaError) -> None:
         """End every wait for the identity with `error`: the producer is closed or failed."""
@@ -153,7 +153,8 @@ class ProducerState:
 
 
 class FatalErrorGate:
-    """Without transactions: records are accepted until there is a fatal error."""
+    """The gate of a producer without transactions: records are accepted until there is a fatal
+    error."""
 
     def __init__(self, source: IdentitySource) -> None:
         self._source = source
@@ -230,7 +231,7 @@ class NoProducerId:
         Source: Java `TransactionManager.handleFailedBatch`."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """None."""
+        """Returns None: there is never a request."""
         return None
 
     def next_request_at(self, now: float, pending: bool) -> float:

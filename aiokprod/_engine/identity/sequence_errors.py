@@ -1,4 +1,4 @@
-"""What an error code in a Produce response says about the sequence number of a batch.
+"""Classifies the error codes of Produce responses by their meaning for the sequence of a batch.
 
 The functions are pure: they read the batch and its partition and return a `SequenceAction`. The
 sequence policy carries the action out in `apply`, and `retry_policy.decide` uses its decision.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SequenceDecision(enum.Enum):
-    """What the sequence number means for the batch."""
+    """The consequence of a sequence error for the batch."""
 
     NONE = "none"  # not a sequence error: the error code alone decides
     # Send the batch again: under a new sequence if the partition restarts before that, see
@@ -84,8 +84,8 @@ def classify_idempotent(
     if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
         return NO_ACTION
     if batch.divided_in_doubt:
-        # The log may contain the batch that was split. With a new sequence, its part would be
-        # stored twice.
+        # This batch is a part of a split batch, which may be in the log. With a new sequence, the
+        # records of this part would be stored twice.
         return SequenceAction(SequenceDecision.NONE, bump_epoch=True)
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.in_doubt:
         action = _classify_by_newer(batch, entry)
@@ -100,8 +100,8 @@ def classify_idempotent(
     # The batch that is missing before this one will not be sent again. If requests with both were
     # lost, copies of both may still arrive, in order, from a connection that was given up. With a
     # new sequence this batch would then be stored twice, so it fails. Its outcome is UNKNOWN
-    # (`possibly_appended` is still set), although the log lacks it now. Attempts that got a
-    # response leave no copies.
+    # (`possibly_appended` is still set), even if the log lacks it now. Attempts that got a response
+    # leave no copies.
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
@@ -111,7 +111,7 @@ def _classify_duplicate(entry: PartitionSequences, *, bump_epoch: bool) -> Seque
     """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, unless the sequences have wrapped.
 
     Kafka 1.0.0 and 1.0.1 compare sequences as numbers. Once they have wrapped, these releases
-    answer this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
+    respond with this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
     releases do not use the code, so the batch fails with outcome UNKNOWN.
     """
     if not entry.wrapped:
@@ -133,7 +133,8 @@ def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> Seque
     if newer is not None:
         return SequenceAction(SequenceDecision.RETRY, probe=newer)
     if batch.order < entry.newest_written:
-        # The newer batches that could prove it have their outcome, so this one is UNKNOWN.
+        # The newer batches that could prove it have their outcomes already, so the outcome of this
+        # one is UNKNOWN.
         return NO_ACTION
     return None
 
@@ -146,7 +147,8 @@ def classify_transactional(
     *,
     is_open: bool,
 ) -> SequenceAction:
-    """The action within a transaction, where the epoch cannot change: a gap aborts it.
+    """The action within a transaction. The epoch cannot change there, so a gap aborts the
+    transaction.
 
     Args:
         log_start_offset: from the response, -1 if it has none.
@@ -165,6 +167,6 @@ def classify_transactional(
     if log_start_offset == -1 or batch.sequence_reset:
         return SequenceAction(SequenceDecision.RETRY)
     if entry.last_acked_offset < log_start_offset:
-        # Retention deleted everything of this producer, and the broker's state with it.
+        # Retention has deleted all records of this producer, and with them the broker's state.
         return SequenceAction(SequenceDecision.RETRY, reset_sequences=entry.may_restart())
     return NO_ACTION

@@ -1,7 +1,7 @@
 """Sequence numbers: one `PartitionSequences` per partition, all of them in a `SequenceTracker`.
 
-The tracker is common to idempotent and transactional producers. It knows neither error codes nor
-when an epoch may be bumped; `idempotence` and `transactional_sequences` do.
+The tracker is common to idempotent and transactional producers. Error codes, and the time at which
+an epoch may be bumped, are left to `idempotence` and `transactional_sequences`.
 
 Source: KIP-98, KIP-360; Java `TransactionManager`, `TxnPartitionMap`,
 `DefaultRecordBatch.incrementSequence`.
@@ -44,7 +44,7 @@ class PartitionSequences:
     Attributes:
         open: batches with a sequence and without a final outcome, in sequence order, queued or in
             flight.
-        window: all batches numbered since the oldest open one, those with an outcome included.
+        window: all batches numbered since the oldest open one, including those with an outcome.
         last_acked: highest acknowledged sequence, -1 if none in this epoch.
         last_acked_offset: offset of the last acknowledged record, -1 if unknown.
         unresolved: a batch was given up that may be in the log, or that left a gap.
@@ -56,7 +56,7 @@ class PartitionSequences:
             -1 if none is known.
         newest_written: order of the newest batch of this epoch that has its outcome and is, or may
             be, in the log.
-        wrapped: the sequences of this epoch have passed their end and continued at 0.
+        wrapped: the sequences of this epoch have exceeded their maximum and continued at 0.
         newest_proven: order of the newest batch of this epoch that proves that everything before
             it is in the log.
         foreign: the producer id is that of another cluster, which must not be used any more.
@@ -104,14 +104,14 @@ class PartitionSequences:
         self.wrapped = self.wrapped or self.next < batch.base_sequence
 
     def is_next(self, sequence: int) -> bool:
-        """True if `sequence` is the one after the last acknowledged one."""
+        """True if `sequence` follows the last acknowledged one."""
         if self.last_acked == NO_SEQUENCE:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
 
     def is_gap_before(self, batch: ProducerBatch) -> bool:
-        """True if no open batch precedes this one: what the broker misses before it will not be
-        sent."""
+        """True if no open batch precedes this one: the batch that the broker expects before it will
+        not be sent."""
         oldest = bool(self.open) and self.open[0] is batch
         return oldest or self.is_next(batch.base_sequence)
 
@@ -125,9 +125,9 @@ class PartitionSequences:
     def may_reuse(self, batch: ProducerBatch) -> bool:
         """True if the batch has the newest sequences and no broker can have seen them.
 
-        A broker that answered with an error may have appended the batch nevertheless. It would take
-        the next batch with these sequences for a duplicate and acknowledge records that it never
-        stored.
+        A broker that responded with an error may have appended the batch nevertheless. It would
+        then consider the next batch with these sequences a duplicate and acknowledge records that
+        it never stored.
         """
         return (
             not batch.maybe_written
@@ -166,9 +166,9 @@ class PartitionSequences:
 
         A broker without state of the producer accepts any first sequence, so it may have accepted
         this batch without the older ones. They are proven only under two conditions: the log still
-        contains the record at `floor`, so that the broker has kept its state, and between that
-        record and this batch it has room for all records since, acknowledged ones included. If
-        there is room for no other records, the offsets of the older batches are known too.
+        contains the record at `floor`, so that the broker has kept its state, and there are enough
+        offsets between that record and this batch for all records since, including acknowledged
+        ones. If there are no other offsets, the offsets of the older batches are known too.
         """
         if batch.producer_epoch != self.epoch or batch.producer_id != self.producer_id:
             return
@@ -222,9 +222,9 @@ class SequenceTracker:
     """The producer id and epoch, and the sequences of every partition.
 
     Attributes:
-        producer_id, epoch: for batches that get a sequence from now on; partitions continue under
-            the id and epoch they have until they have no open batch. NO_PRODUCER_ID and -1 if none
-            was assigned.
+        producer_id, epoch: the id and epoch for batches that get a sequence from now on. A
+            partition continues under its own id and epoch until it has no open batch.
+            NO_PRODUCER_ID and -1 if none was assigned.
         partitions: partitions that have sequences.
         planned: partitions that need a higher epoch.
         retired: partitions of topics that are no longer in use, whose sequences must be kept until
@@ -243,7 +243,8 @@ class SequenceTracker:
         self.clusters = 0
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
-        """The id and epoch for new batches. Drops what had to be kept until then."""
+        """Set the id and epoch for new batches. Sequences of `retired` partitions that were kept
+        only until there was a newer epoch are dropped."""
         self.producer_id, self.epoch = producer_id, epoch
         for key in list(self.retired):
             self.retire(key)
@@ -256,8 +257,8 @@ class SequenceTracker:
         """True if the first batch of a queue may be sent now. Batches are sent in order, at most
         five are open, and no new one is sent while an older one may or may not be in the log.
 
-        Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; waiting for the
-        responses of the old leader as librdkafka does.
+        Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; librdkafka also waits
+        for the responses of the old leader.
         """
         if self.producer_id == NO_PRODUCER_ID:
             return False
@@ -288,15 +289,15 @@ class SequenceTracker:
             # because the topic was created again.
             return False
         if oldest.core.settled:
-            # It expired in flight. A batch that is sent after it could not be renumbered either
-            # (see `classify_idempotent`).
+            # The oldest open batch expired in flight. A batch that is sent after it could not be
+            # renumbered either (see `classify_idempotent`).
             return False
-        # Counted from the oldest open batch: if the broker had stored it and five more, it would
-        # take a retry of it for a gap.
+        # The limit counts from the oldest open batch: if the broker had stored it and five more, it
+        # would consider a retry of it a gap.
         return not entry.unresolved and len(entry.window) < MAX_OPEN_BATCHES
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
-        """Number a batch that is about to be sent for the first time."""
+        """Assign sequences to a batch that is about to be sent for the first time."""
         if batch.base_sequence != NO_SEQUENCE:
             return
         key = batch.topic_partition
@@ -339,7 +340,7 @@ class SequenceTracker:
                 del self.probing[key]
 
     def of(self, batch: ProducerBatch) -> PartitionSequences:
-        """The sequences of the partition of a batch that has one."""
+        """The sequences of the partition of a batch that has a sequence."""
         return self.partitions[batch.topic_partition]
 
     def is_stale(self, entry: PartitionSequences) -> bool:

@@ -1,4 +1,4 @@
-"""The transactional calls of users: each sets a goal and waits for its result until a deadline.
+"""The transactional calls of users: each requests a state and waits for it until a deadline.
 
 A timeout or cancellation ends only the wait; `transaction_driver` continues.
 
@@ -51,7 +51,7 @@ class TransactionCalls:
         manager.check_fatal()
 
     async def begin(self, deadline: float) -> None:
-        """Open a transaction; nothing is sent for that.
+        """Begin a transaction. No request is sent for this.
 
         Waits for an earlier commit or abort that timed out, so that no transaction ever joins one
         whose end is unknown.
@@ -163,7 +163,7 @@ class TransactionCalls:
         )
 
     async def _wait_for_previous(self, ending: PendingEndTxn, deadline: float) -> None:
-        """Wait for the end of an earlier transaction, whatever its result: it was reported to its
+        """Wait for the end of an earlier transaction. Its result is ignored: it was reported to its
         caller."""
         try:
             await self._wait(

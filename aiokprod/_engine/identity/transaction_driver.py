@@ -1,11 +1,11 @@
 """`TransactionDriver`: the task that sends the requests of a transaction, one at a time.
 
 Every request is repeated until its response is definite, with backoff, and with another lookup of
-the coordinator if it may have moved. Deadlines belong to the callers, which wait elsewhere.
+the coordinator if it may have moved. Deadlines apply to the callers, which wait elsewhere.
 Partitions that are added while a request is in flight are sent together in the next one.
 
-Source: Java `TransactionManager` request handlers; `ErrorCode.action_after` says what an error code
-means for a request.
+Source: Java `TransactionManager` request handlers; `ErrorCode.action_after` returns the action
+after an error code.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class _RequestResult:
     Attributes:
         action: None if the request is no longer wanted.
         code: error code of the broker, from which `action` follows.
-        error: error of the client, instead of a code.
+        error: an error of the client, if there is no error code.
         lost: an attempt without a response may have been carried out, or may still arrive.
         in_doubt: an attempt may have been carried out: it got no response, or an error code that
             does not exclude that.
-        version: of the last request sent, -1 if none was.
+        version: version of the last request that was sent, -1 if none was.
     """
 
     action: ErrorAction | None = None
@@ -111,7 +111,8 @@ class TransactionDriver:
         }
 
     def wake(self) -> None:
-        """Check for a new step, or for one that waits for a coordinator and is no longer wanted."""
+        """Check for a new step, or for a step that waits for a coordinator and is no longer
+        wanted."""
         self._wakeup.set()
         self._coordinators.on_network()
 
@@ -272,7 +273,7 @@ class TransactionDriver:
         fatal.__cause__ = error
         self._manager.fail(fatal, answered=True)
 
-    # -- one request until its response is definite ---------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
     async def _exchange(
         self,
@@ -288,8 +289,8 @@ class TransactionDriver:
         """Repeat `request` until its response is definite or the step is no longer wanted.
 
         Args:
-            where: the coordinator, that of the transaction if None.
-            codes: error codes by partition of a response that has several.
+            where: the coordinator; None for that of the transaction.
+            codes: returns the error codes by partition, for responses that have several.
             expected: the partitions that `codes` must contain.
             on_lost: called when an attempt may have been carried out without a response.
         """
@@ -423,7 +424,7 @@ class TransactionDriver:
 
 
 def _unsendable(reply: Reply) -> bool:
-    """True if the request cannot be encoded for this broker. All other failures, also damaged
+    """True if the request cannot be encoded for this broker. All other failures, including damaged
     responses, end a connection, and another attempt may succeed."""
     error = reply.error
     passing = (

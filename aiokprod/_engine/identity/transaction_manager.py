@@ -1,8 +1,8 @@
 """`TransactionManager`: the state of a transactional producer.
 
 It decides what may be appended, sent and ended, by the table in `transaction_states`. Everything
-here is synchronous. `transaction_calls` has the calls of users and their deadlines; the requests
-are carried out by `transaction_driver`, one after the other, in one task. A caller that is
+here is synchronous. `transaction_calls` has the user calls and their deadlines;
+`transaction_driver` sends the requests, one after the other, in one task. A caller that is
 cancelled or times out therefore leaves the transaction in one definite state, and the same call
 made again waits for the same response.
 
@@ -56,11 +56,12 @@ logger = logging.getLogger(__name__)
 
 SECOND_PROTOCOL: Final = 2
 FORGOTTEN_PARTITIONS: Final = 1000
-"""Number of partitions no longer in use from which on the end of a transaction bumps the epoch, so
-that their sequences can be dropped."""
+"""If at least this number of partitions are no longer in use, the end of a transaction bumps the
+epoch, so that their sequences can be dropped."""
 _LAST_EXPLICIT_PRODUCE: Final = 11
-"""From Produce v12 on the leader adds partitions to the transaction (KIP-890)."""
-# Errors of a record that was never appended to a batch: the transaction lacks it.
+"""The last Produce version with which the producer adds partitions to the transaction. Since v12
+the leader does (KIP-890)."""
+# Errors of records that were never appended to a batch, so that the transaction lacks them.
 _LOST_RECORDS: Final = (
     KafkaTimeout,
     RecordTooLarge,
@@ -107,10 +108,10 @@ class TransactionManager:
         progress: the open or last transaction.
         ending: the end that was requested last, until its caller has the result.
         offsets: offsets to commit with the transaction, in order.
-        fatal_error: what every call raises in FATAL_ERROR.
+        fatal_error: the error that every call raises in FATAL_ERROR.
         can_bump: the coordinator can bump the epoch (Kafka 2.5, KIP-360).
-        init_result: ends with the InitProducerId of the present INITIALIZING.
-        pacing: holds back first batches of a transaction.
+        init_result: the result of the InitProducerId request in the current INITIALIZING state.
+        pacing: delays the first batches of a transaction.
     """
 
     def __init__(
@@ -157,8 +158,8 @@ class TransactionManager:
             )
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
-        """A batch is opened: note its partition for AddPartitionsToTxn, unless the coordinator
-        knows it. Raises if no transaction is open."""
+        """Called when a batch is opened: note its partition for AddPartitionsToTxn, unless the
+        coordinator knows the partition. Raises if no transaction is open."""
         self.check_open()
         self.pacing.on_batch_opened()
         progress = self.progress
@@ -167,7 +168,7 @@ class TransactionManager:
             self._engine.wake_driver()
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
-        """Let the transaction only be aborted if it lacks a record that failed before it was in a
+        """Set ABORTABLE_ERROR if the transaction lacks a record that failed before it was in a
         batch. `raised` is False if the error is returned in a result, which the caller may not
         check before the commit."""
         lost = not raised or isinstance(error, _LOST_RECORDS)
@@ -175,8 +176,8 @@ class TransactionManager:
             self.abort_with(error)
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """Let the transaction only be aborted, because it lacks the records that failed; or fail
-        the producer, if the error code is fatal."""
+        """Set ABORTABLE_ERROR, because the transaction lacks the records that failed; or fail the
+        producer if the error code is fatal."""
         if self.state not in MAY_SEND:
             return
         if error.code is not None and error.code.fatal_transactional:
@@ -209,13 +210,15 @@ class TransactionManager:
         """Note the partition of a batch that is about to be sent for the first time, and that the
         transaction has started."""
         self.progress.touched.add(batch.topic_partition)
-        # Second protocol: the broker may open the transaction for it, even if it then fails.
+        # In the second protocol, the broker may start the transaction for this batch even if the
+        # batch then fails.
         self.progress.note(CoordinatorView.STARTED)
         if self.progress.tv2:
             self.pacing.on_sent(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
-        """Note that the coordinator has the transaction, since a batch of it was acknowledged."""
+        """Note that the coordinator has the transaction, because one of its batches was
+        acknowledged."""
         self.pacing.on_acknowledged(batch)
         self.progress.note(CoordinatorView.CONFIRMED)
 
@@ -225,8 +228,8 @@ class TransactionManager:
         error, self.progress.discard = self.progress.discard, None
         if error is not None:
             # Under the second protocol the abort fences whatever may still be in flight. Under the
-            # first one a sequence gap needs a new epoch, which brokers before 2.5 cannot give:
-            # batches with a sequence are sent, as by Java, unless an epoch is needed anyway.
+            # first one a sequence gap needs a new epoch, which brokers before 2.5 cannot give: like
+            # in Java, batches with a sequence are sent unless a new epoch is needed anyway.
             tv2 = self.progress.tv2
             with_sequence = tv2 or self.progress.needs_bump
             self._engine.drop_unsent(error, with_sequence=with_sequence, in_doubt=tv2)
@@ -239,16 +242,17 @@ class TransactionManager:
             return False
         return not self.tracker.any_open(self.progress.touched)
 
-    # -- what calls of users set in motion ------------------------------------------------------
+    # -- user calls -----------------------------------------------------------------------------
 
     def initialise(self) -> None:
-        """Request a producer id, which ends what an earlier instance left open and fences it."""
+        """Request a producer id. The coordinator then aborts the open transaction of an earlier
+        instance with this transactional id, and fences that instance."""
         self.init_result = self._loop.create_future()
         self._become(TxnState.INITIALIZING)
         self._engine.wake_driver()
 
     def begin(self) -> None:
-        """Open a transaction; nothing is sent for that."""
+        """Begin a transaction. No request is sent for this."""
         self.ending = None
         tv2 = self._engine.transaction_version() >= SECOND_PROTOCOL
         self.progress = TxnProgress(tv2)
@@ -291,7 +295,7 @@ class TransactionManager:
         self.progress.prepared = True
         self._engine.set_accepting(False)
 
-    # -- what the driver does and finds ---------------------------------------------------------
+    # -- called by the driver -------------------------------------------------------------------
 
     def next_step(self) -> TxnStep | None:
         """The next step of the driver, None if there is none."""
@@ -351,8 +355,8 @@ class TransactionManager:
         resolve(job.done, None)
 
     def ended(self, producer_id: int = -1, epoch: int = -1) -> None:
-        """End the transaction. `producer_id` and `epoch` are for the next one, -1 if the response
-        had none."""
+        """End the transaction. `producer_id` and `epoch` are those of the next one; -1 if the
+        response had none."""
         ending, progress = self.ending, self.progress
         assert ending is not None, "only an ending ends"
         if producer_id >= 0:
@@ -373,7 +377,8 @@ class TransactionManager:
         request that starts a transaction may still arrive and must be fenced, or the sequences of
         too many unused partitions are kept."""
         progress = self.progress
-        # Without a bump the first protocol has to keep the sequences of every topic ever used.
+        # Without a bump, the first protocol would have to keep the sequences of every topic that
+        # was ever used.
         many = self.can_bump and len(self.tracker.retired) >= FORGOTTEN_PARTITIONS
         stray = ending.lost or progress.needs_bump or many
         return progress.possibly_started or (progress.started and stray)
@@ -421,7 +426,8 @@ class TransactionManager:
             )
             fatal.__cause__ = error
         self._become(TxnState.FATAL_ERROR)
-        # Later calls send nothing, so NOT_SENT, even if the transaction's outcome is unknown.
+        # Later calls send nothing, so their outcome is NOT_SENT, even if that of the transaction is
+        # unknown.
         self.fatal_error = fatal.copy().with_(outcome=Outcome.NOT_SENT)
         self._resolve_all(fatal, answered=answered)
         self._engine.wake_sender()
@@ -474,7 +480,7 @@ class TransactionalIdentity:
 
     @property
     def reserved_node(self) -> int | None:
-        """The coordinator, while a request for it waits."""
+        """The coordinator while a request to it waits."""
         return self._coordinators.waiting_for
 
     def on_fatal(self, error: KafkaError) -> None:

@@ -1,16 +1,16 @@
-"""When the first batches of a transaction are sent under the second protocol (KIP-890).
+"""Decides when the first batches of a transaction are sent under the second protocol (KIP-890).
 
 In this protocol, the leader of a partition adds it to the transaction at the coordinator. While the
-coordinator is busy, the leader asks again only every 20 ms
+coordinator is busy, the leader repeats its request only every 20 ms
 (`add.partitions.to.txn.retry.backoff.ms`). Two things keep the coordinator busy:
 
-- The addition of another partition. It accepts one at a time, and three leaders that asked at the
-  same time took 55-105 ms on three local brokers, one after the other 20-25 ms. So a batch that
-  adds a partition waits for the response to the one before it.
-- The markers of the previous transaction. The next one may ask the coordinator itself before it
-  sends, at shorter intervals. Any request also makes an otherwise idle coordinator continue with
-  what it has written. Whether asking first is faster depends on brokers, load and distance, so
-  `MarkerWait` times both ways; docs/design/transactions.md has measurements.
+- The addition of another partition. The coordinator accepts one at a time. On three local brokers,
+  three concurrent additions took 55-105 ms, three successive ones 20-25 ms. So a batch that adds a
+  partition waits for the response to the one before it.
+- The markers of the previous transaction. The producer may poll the coordinator at shorter
+  intervals itself before it sends. Any request also makes an otherwise idle coordinator complete
+  the operations that it has written. Whether polling first is faster depends on brokers, load and
+  latency, so `MarkerWait` measures both ways; docs/design/transactions.md has measurements.
 
 Source: Kafka 4.x `TransactionCoordinator.handleAddPartitionsToTransaction`,
 `ReplicaManager.handleProduceAppend`, `AddPartitionsToTxnConfig`, `ActionQueue`.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 LEADER_PAUSE_S: Final = 0.02
-"""Seconds until a leader that was refused asks the coordinator again. If responses take longer,
+"""Seconds until a rejected leader repeats its request to the coordinator. If responses take longer,
 this is the time between two additions."""
 LONGEST_HOLD_S: Final = 0.1
 """Longest wait in seconds for the response to the previous addition, if responses usually take less
@@ -46,16 +46,17 @@ REPEATED_S: Final = 0.018
 """If the first batch is acknowledged in less time, in seconds, its leader did not have to repeat
 its request to the coordinator: that takes 20 ms, minus the clock resolution."""
 WEIGHT: Final = 0.2
-"""EWMA weight of the newest transaction."""
+"""EWMA weight of the latest transaction."""
 OUTLIER: Final = 3.0
-"""Limit of a measured time, as a multiple of the average; a longer time counts as the limit."""
+"""Limit of a measured time, as a multiple of the average; longer times are replaced by the
+limit."""
 TRY_OTHER: Final = 50
-"""Transactions after which the slower way is tried once more."""
+"""Number of transactions after which the slower way is tried again."""
 
 MARKERS_SOON_S: Final = 0.002
 MARKERS_LATE_S: Final = 0.02
-"""Seconds to wait before a request that arrived before the markers were written is repeated: the
-first time, and at most. The wait doubles each time. Java waits 20 ms (KAFKA-5477)."""
+"""The first and the longest wait, in seconds, before a request that arrived before the markers were
+written is repeated. The wait doubles each time. Java waits 20 ms (KAFKA-5477)."""
 _MARKERS_LIMIT_S: Final = 0.05
 """Longest wait for markers in seconds; after that, batches are sent and the leader waits."""
 _MARKERS_SHARE: Final = 0.5
@@ -71,10 +72,10 @@ class MarkerWait:
     """
 
     def __init__(self) -> None:
-        self._average: dict[bool, float] = {}  # seconds, by whether it waited
+        self._average: dict[bool, float] = {}  # seconds, by whether the transaction waited
         self._since_other = 0
         self._ended_at = -math.inf
-        self._waits: bool  # set by `should_wait`, before anything is timed
+        self._waits: bool  # set by `should_wait`, before anything is measured
         self._timing = False
         self._opened_at: float | None = None
 
@@ -83,7 +84,7 @@ class MarkerWait:
         self._ended_at = now
 
     def should_wait(self, now: float) -> bool:
-        """Start timing a transaction that begins. True if it should wait for the markers of the
+        """Start to measure a transaction that begins. True if it should wait for the markers of the
         previous one."""
         self._timing = now - self._ended_at < BACK_TO_BACK_S
         self._opened_at = None
@@ -165,7 +166,7 @@ class TransactionPacing:
         """See `MarkerWait.on_batch_opened`."""
         self._marker_wait.on_batch_opened(self._loop.time())
 
-    # -- one addition at a time -----------------------------------------------------------------
+    # -- additions of partitions (second protocol) ----------------------------------------------
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         """True if a batch of this partition may be sent now. If not, `on_ready` is called once it
@@ -217,8 +218,8 @@ class TransactionPacing:
         _MARKERS_LIMIT_S.
 
         Args:
-            pending: sends one request; False if the markers are written or that cannot be found
-                out.
+            pending: sends one request; returns False if the markers are written, or if that cannot
+                be determined.
             wanted: the wait ends when it returns False.
         """
         pause, began = MARKERS_SOON_S, self._loop.time()

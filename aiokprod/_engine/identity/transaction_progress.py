@@ -1,5 +1,5 @@
-"""The state of one transaction: a `TxnProgress` is made when it begins, so that nothing has to be
-reset.
+"""The state of one transaction. A new `TxnProgress` is created when a transaction begins, so that
+nothing has to be reset.
 
 The states of the producer itself are in `transaction_states`.
 """
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 Result = asyncio.Future["KafkaError | None"]
-"""The result is an error or None. An error is not set as exception of the future, since
-possibly no call waits for it."""
+"""An error or None. The error is not set as the exception of the future, because perhaps no call
+waits for it."""
 
 
 class CoordinatorView(enum.IntEnum):
-    """What the coordinator knows of the open transaction; the value only increases."""
+    """The state of the open transaction at the coordinator, as far as known; the value only
+    increases."""
 
     UNKNOWN = 0  # nothing was sent that could start it
     POSSIBLY_STARTED = 1  # AddPartitionsToTxn or AddOffsetsToTxn may have been processed
@@ -57,8 +58,8 @@ class PendingEndTxn:
     """The end of a transaction: requested once, and any number of calls may wait for it.
 
     Attributes:
-        request: the EndTxn, once it is due.
-        lost: an EndTxn was sent whose response did not come; a copy of it may still arrive.
+        request: the EndTxn request, once it is due.
+        lost: an EndTxn request was sent but got no response; a copy of it may still arrive.
     """
 
     commit: bool
@@ -73,7 +74,7 @@ class PendingEndTxn:
 
     @property
     def name(self) -> str:
-        """Name of the public call, for error texts that say what to call again."""
+        """Name of the public call, for error texts that name the call to repeat."""
         return "commit_transaction()" if self.commit else "abort_transaction()"
 
 
@@ -86,14 +87,15 @@ class TxnProgress:
         view: changed by `note` only.
         possibly_started: `view` was POSSIBLY_STARTED at some time: a request that starts the
             transaction may still arrive.
-        pending_partitions: to be added at the coordinator (first protocol only), in order.
-        partitions: added at the coordinator (first protocol only).
+        pending_partitions: partitions to be added at the coordinator (first protocol only), in
+            order.
+        partitions: partitions that the coordinator has added (first protocol only).
         touched: partitions with a batch that got a sequence.
         needs_bump: the next transaction needs a new epoch, because a batch was given up or the
             transaction cannot be committed.
         unmapped: the coordinator no longer knows the producer id.
         prepared: another process ends the transaction.
-        error: why it can only be aborted.
+        error: the error because of which it can only be aborted.
         discard: the error for batches that must not be sent any more, until the sender drops them.
     """
 
@@ -123,7 +125,7 @@ class TxnProgress:
 
 
 def misuse(text: str) -> TransactionError:
-    """A call that the state of the producer does not allow."""
+    """The error for a call that the state of the producer does not allow."""
     return TransactionError(text, outcome=Outcome.NOT_SENT)
 
 

@@ -36,8 +36,8 @@ _SECOND_PROTOCOL_OFFSETS: Final = 5
 
 
 def init(transactional_id: str, timeout_ms: int, producer_id: int, epoch: int) -> VersionedRequest:
-    """InitProducerId. With `producer_id` >= 0 it bumps the epoch, and the coordinator refuses a
-    producer that has been fenced (KIP-360).
+    """InitProducerId. With `producer_id` >= 0 it bumps the epoch, and the coordinator rejects a
+    fenced producer (KIP-360).
 
     Building it raises UnsupportedVersion for an epoch bump before version 3 (Kafka 2.5)."""
 

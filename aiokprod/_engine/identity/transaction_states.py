@@ -1,5 +1,5 @@
-"""The states of a transactional producer, as a table of transitions. What follows from an error
-code of a coordinator is in the rows of `_errors`.
+"""The states of a transactional producer, as a table of transitions. The rows of `_errors` have the
+consequences of a coordinator's error codes.
 
 Pure data: no clock, no I/O. Source: Java `TransactionManager.State`, 4.x; KIP-98, KIP-360, KIP-890,
 KIP-1050.
@@ -55,14 +55,14 @@ ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
 
 
 def may_be_carried_out(number: int, *, earlier: bool) -> bool:
-    """True if a request may have changed the transaction although the response has this error
-    code, or if an earlier copy of the request may have.
+    """True if a request may have changed the transaction even if the response has this error code,
+    or if an earlier copy of the request may have.
 
     Args:
         earlier: a copy sent before got no response, or one for which this function returned True.
             Then a later error proves nothing. For example, CONCURRENT_TRANSACTIONS means that
-            markers are being written. If EndTxn was sent once, they are those of another
-            transaction or producer; after a copy in doubt, they may be those of that copy.
+            markers are being written. If EndTxn was sent once, they belong to another transaction
+            or producer; if an earlier copy is in doubt, they may belong to that copy.
 
     Source: Kafka `TransactionCoordinator.endTransaction`.
     """

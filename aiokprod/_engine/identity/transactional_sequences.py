@@ -26,14 +26,14 @@ class TransactionalSequences:
         self.tracker = manager.tracker
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """As `SequenceTracker.may_drain`; a first attempt only within the transaction, and to
-        partitions that belong to it or may be added now."""
+        """Like `SequenceTracker.may_drain`, but a first attempt is allowed only within the
+        transaction, and only to partitions that belong to it or may be added now."""
         if not batch.has_sequence and not self._manager.may_send(queue.topic_partition):
             return False
         return self.tracker.may_drain(queue, batch)
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
-        """Number a batch, as part of the transaction."""
+        """Assign sequences to a batch, as part of the transaction."""
         if batch.has_sequence:
             return
         batch.transactional = True
@@ -67,14 +67,14 @@ class TransactionalSequences:
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """Remove the batch and require a new epoch. The sequence gap ends with the abort, which
-        bumps the epoch, also if it was requested before. The new epoch fences a copy of the batch
+        bumps the epoch, even if it was requested before. The new epoch fences a copy of the batch
         that is still in flight."""
         if batch.has_sequence:
             self.tracker.of(batch).remove(batch)
             self._manager.progress.needs_bump = True
 
     def bump_epochs(self) -> None:
-        """No local bump: only the coordinator assigns epochs."""
+        """Does nothing: only the coordinator assigns epochs."""
         self._manager.on_sender_pass()
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:

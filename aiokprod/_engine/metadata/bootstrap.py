@@ -1,4 +1,4 @@
-"""The check at start that at least one bootstrap server resolves."""
+"""Checks at the start that the name of at least one bootstrap server can be resolved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The metadata cache: the current snapshot of the cluster, the calls that wait for a newer one, and
-when the next fetch is due. Requests are sent by `updater.py`; this module knows no sockets.
+the time of the next request. `updater.py` sends the requests; this module uses no sockets.
 
 Confined to one event loop. Every update replaces the immutable `ClusterSnapshot` and wakes each
 waiter once (`Broadcast`).
@@ -46,7 +46,7 @@ class UpdatePlan:
     """The content of the next request; its response goes to `Metadata.update` together with it.
 
     Attributes:
-        request_generation: shows whether topics were added after the request was made.
+        request_generation: shows whether topics were added after the request was created.
         partial: only new topics are requested.
         topics: the names, without duplicates.
     """
@@ -63,7 +63,7 @@ class Metadata:
 
     Attributes:
         snapshot: the current view; replaced by updates, so keep one reference per operation.
-        claimed: nodes whose next free place in flight is reserved for a metadata request, because
+        claimed: nodes whose next free slot in flight is reserved for a metadata request, because
             another node has not responded to it in time: Produce requests are not sent to them.
             Written by the updater.
         waits: number of calls that wait for a topic, and the time since which at least one does, by
@@ -114,7 +114,7 @@ class Metadata:
             f"topics={len(snapshot.topics)}/{len(self._topics)} failures={self._schedule.failures}>"
         )
 
-    # -- the view ---------------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------
 
     @property
     def updated_at(self) -> float | None:
@@ -157,10 +157,11 @@ class Metadata:
         return snapshot if partition is None or partition < count else None
 
     def on_change(self, listener: Listener) -> None:
-        """Call `listener(snapshot)` after every swap, before any waiter runs. Must not raise."""
+        """Call `listener(snapshot)` after every update, before any waiter runs. It must not
+        raise."""
         self._listeners.append(listener)
 
-    # -- what callers want ------------------------------------------------------------------------
+    # -- called by users of the cache -------------------------------------------------------------
 
     def request_topic(self, topic: str, now: float) -> None:
         """Keep the topic in use, and request it again even if it is already cached. O(1)."""
@@ -170,15 +171,15 @@ class Metadata:
     def request_update(
         self, seen_generation: int | None = None, partition: TopicPartition | None = None
     ) -> int:
-        """Request a fetch of all topics in use, because the metadata proved wrong. It is sent when
-        the backoff is over.
+        """Request metadata of all topics in use, because the metadata was found to be wrong. The
+        request is sent when the backoff is over.
 
         Args:
-            seen_generation: generation of the snapshot that proved wrong. If the cache got a full
-                response since then, nothing happens. If it is None, a request in flight may be too
-                old, so another one follows it.
-            partition: whose leader proved wrong. Full responses that contradicted that leader and
-                did not replace it do not count: it is still wrong.
+            seen_generation: generation of the snapshot that was found to be wrong. If the cache has
+                received a full response since then, nothing is requested. If it is None, a request
+                in flight may be too old, so another one follows it.
+            partition: the partition whose leader was found to be wrong. Full responses that
+                contradicted that leader but did not replace it do not count: it is still wrong.
 
         Returns:
             The current generation; the requested metadata has a higher one.
@@ -194,13 +195,13 @@ class Metadata:
         return self.snapshot.generation
 
     def refuse_topic_id(self, topic: str, topic_id: bytes) -> None:
-        """Note that a broker does not know this id. If it is still the known one, a response
+        """Note that a broker does not know this topic id. If it is still the cached one, a response
         without topic ids removes it. The caller must also call `request_update`."""
         if ZERO_TOPIC_ID != topic_id == self.snapshot.topic_id(topic):
             self._topics.refused_ids.add(topic)
 
     def request_refresh(self) -> None:
-        """Request a fetch of all topics in use although the metadata has not proved wrong."""
+        """Request metadata of all topics in use, even if it was not found to be wrong."""
         if not self._schedule.need_full:
             self._schedule.need_full = True
             self._wake_updater()
@@ -216,7 +217,8 @@ class Metadata:
             InvalidTopic, AuthorizationError, BrokerError: a response newer than the call has such
                 an error for the topic.
             UnknownTopic: the response to a request that was sent after the call has the topic
-                without the partition. If the topic was not known, it takes a second such response.
+                without the partition. If the topic was not known, a second such response is
+                required.
             AuthenticationError, UnsupportedVersion: no broker accepts a request.
             ProducerClosed: `close` was called.
             KafkaError: the error given to `fail_waits`.
@@ -246,11 +248,11 @@ class Metadata:
     async def _wait_for_topic(
         self, topic: str, partition: int | None, deadline: float, start: float, first: int
     ) -> ClusterSnapshot:
-        """As `wait_for_topic`. `start` is the time and `first` the generation at its begin."""
+        """Like `wait_for_topic`. `start` is the time and `first` the generation when that began."""
         loop = asyncio.get_running_loop()
         now = start
-        # The next response may be older than the call, or be that of a broker that is about to
-        # have all partitions of a new topic.
+        # The next response may be older than the call, or come from a broker that does not have all
+        # partitions of a new topic yet.
         doubtful = topic in (self._asked or ()) or self.snapshot.partition_count(topic) is None
         fresh_after = first
         while True:
@@ -279,7 +281,7 @@ class Metadata:
 
         Raises:
             MetadataTimeout: the deadline passed.
-            KafkaError: as `wait_for_topic`.
+            KafkaError: see `wait_for_topic`.
         """
         loop = asyncio.get_running_loop()
         start = now = loop.time()
@@ -293,14 +295,15 @@ class Metadata:
             now = loop.time()
         return self.snapshot
 
-    # -- what the updater does --------------------------------------------------------------------
+    # -- called by the updater --------------------------------------------------------------------
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Set the callback for fetches that are needed earlier than `next_update_at` returned."""
+        """Set the callback for requests that are needed earlier than `next_update_at` returned."""
         self._on_request = callback
 
     def next_update_at(self, now: float) -> float:
-        """When to send the next request; `now` or earlier means at once, inf: closed."""
+        """The time at which to send the next request: `now` or earlier means at once, inf means
+        closed."""
         if self._closed_by is not None:
             return math.inf
         if self._topics.fast_retry:
@@ -406,8 +409,8 @@ class Metadata:
         return accepted
 
     def failed(self, now: float, error: KafkaError | None = None) -> None:
-        """Start the backoff after a fetch without a usable response. The fetch is still needed; no
-        waiter is woken.
+        """Start the backoff after a request without a usable response. The metadata is still
+        needed; no waiter is woken.
 
         Source: Java `Metadata.failedUpdate`.
         """
@@ -418,13 +421,13 @@ class Metadata:
             self._last_error = error
 
     def fatal(self, now: float, error: KafkaError) -> None:
-        """Make current waiters raise `error` after a fetch failed, if another attempt would fail
-        too."""
+        """Make the current waiters raise `error`. Called if a request has failed and another
+        attempt would fail too."""
         self.failed(now, error)
         self._broadcast.notify_all(error)
 
     def note_error(self, error: KafkaError) -> None:
-        """Remember a network error, to be the cause of later timeouts."""
+        """Remember a network error as the cause of later timeouts."""
         self._last_error = error
 
     def rebootstrap(self) -> None:
@@ -443,8 +446,8 @@ class Metadata:
         self._swap(without_leaders(self.snapshot, self._bootstrap_nodes))
 
     def fail_waits(self, error: KafkaError) -> None:
-        """Fail all current and later waits for a topic with a copy of `error`; fetches continue for
-        the records that are still to be delivered."""
+        """Fail all current and later waits for a topic with a copy of `error`. Requests continue
+        for the records that still have to be delivered."""
         self._refused_by = error
         self._broadcast.notify_all()
 
@@ -455,7 +458,7 @@ class Metadata:
             self._broadcast.notify_all(self._closed_by)
             self._wake_updater()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------
 
     def _request_for(self, topic: str) -> None:
         if self._asked is not None and topic in self._asked:
@@ -494,7 +497,7 @@ class Metadata:
     def _timeout(self, topic: str, partition: int | None, waited: float) -> MetadataTimeout:
         count = self.snapshot.partition_count(topic)
         limit = f"after {waited:.3g} s"
-        if waited >= 0.99 * self._max_block_ms / 1000:  # else the caller has set a shorter one
+        if waited >= 0.99 * self._max_block_ms / 1000:  # else the caller has set a shorter timeout
             limit += f" (max_block_ms={self._max_block_ms})"
         if count is None:
             text = f"topic {topic!r} is not in the metadata {limit}"
@@ -514,8 +517,8 @@ class Metadata:
         return error
 
     def network_text(self) -> str:
-        """Which brokers gave no usable answer, and the last error, as the end of a sentence; empty
-        if the last fetch succeeded."""
+        """The brokers without a usable response and the last error, as the end of a sentence; empty
+        if the last request succeeded."""
         if self._last_error is None and not self._bootstrapped:
             return ""
         nodes = list(self.snapshot.nodes.values())

@@ -4,10 +4,11 @@ Unlike in Java, a single response that may be stale does not remove known metada
 without partitions, an omitted partition, an omitted topic or a retriable topic error, the known
 metadata is kept until `MISSES_BEFORE_FORGETTING` consecutive responses had the same. A leader epoch
 lower than the known one is never accepted for a topic with the same id. Without topic ids, it may
-belong to a new topic of the same name; then it is accepted after as many responses, counted while
-the known metadata is known to be wrong. Until then such responses do not outdate a refusal of the
-known leader (`Merged.contradicted`): otherwise slow requests could never prove it wrong. A response
-without topic ids does not remove a known id unless a broker refused that id.
+belong to a new topic of the same name; then it is accepted after the same number of responses,
+counted while the known metadata is known to be wrong. Until then a rejection by the known leader
+still counts after such responses (`Merged.contradicted`): otherwise slow requests could never show
+that the leader is wrong. A response without topic ids does not remove a known id unless a broker
+has rejected that id.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -51,9 +52,10 @@ class Merged:
             of it; topics without any are absent.
         lower_epochs: by partition, the number of consecutive responses with a leader epoch below
             the known one and without a matching topic id. Only responses to requests that were made
-            because the metadata proved wrong are counted. Partitions without any are absent.
-        contradicted: by partition whose known leader is kept although the response has a lower
-            epoch, the generation of the snapshot before the first of these consecutive responses.
+            because the metadata was found to be wrong are counted. Partitions without any are
+            absent.
+        contradicted: by partition, the generation of the snapshot before the first of the
+            consecutive responses that have a lower epoch than the known leader, which is kept.
         stale: the response shows that it is outdated or incomplete: request another one.
     """
 
@@ -72,10 +74,11 @@ class ResponseMerger:
         old: the current snapshot.
         response: a response with at least one broker.
         retain: returns whether a topic is still in use.
-        misses, lower_epochs, contradicted: as in `Merged`, from the responses before.
+        misses, lower_epochs, contradicted: see `Merged`; from the previous responses.
         reliable_epochs: False for responses below version 9, whose leader epochs may be older than
             the leaders beside them.
-        complained: the current metadata proved wrong, for example by a refused Produce request.
+        complained: the current metadata was found to be wrong, for example by a rejected Produce
+            request.
         refused_ids: topics with an id that a broker does not know.
     """
 
@@ -188,8 +191,8 @@ class ResponseMerger:
             self._result.answered[name] = code
             self._unauthorized.add(name)
         else:
-            # No error and no partitions: the topic is being created or deleted (F55 in
-            # docs/faults.md).
+            # A topic without an error and without partitions is being created or deleted (F55 in
+            # docs/faults.md): treat it as an unknown topic.
             self._no_verdict(name, code or _UNKNOWN)
 
     def _no_verdict(self, name: str, code: int) -> None:
@@ -217,7 +220,7 @@ class ResponseMerger:
         return misses
 
     def _topic_info(self, name: str, topic: MetadataResponseTopic) -> TopicInfo | None:
-        """The topic as answered, None if the answer names none of its partitions."""
+        """The topic in the response; None if the response contains none of its partitions."""
         known = self._old.topics.get(name)
         if known is not None and self._is_another(known, topic):
             known = None
@@ -239,11 +242,13 @@ class ResponseMerger:
         return TopicInfo(name, topic_id, partitions, topic.is_internal)
 
     def _is_another(self, known: TopicInfo, topic: MetadataResponseTopic) -> bool:
-        """A new topic under a known name: what was known of its partitions does not count (F52).
+        """True if a new topic has a known name, so that the known state of its partitions does not
+        apply (F52).
 
-        If a broker refused the known id and the response has none, the topic gets none, and Produce
-        requests use its name. Otherwise they would be refused until a broker that supports topic
-        ids happens to be asked for metadata. Java removes the id after every response without one.
+        If a broker has rejected the known id and the response has none, the topic gets none, and
+        Produce requests use its name. Otherwise they would be rejected until a metadata request
+        happens to be sent to a broker that supports topic ids. Java removes the id after every
+        response without one.
         """
         if topic.topic_id == ZERO_TOPIC_ID and known.name in self._refused_ids:
             logger.warning(
@@ -340,7 +345,7 @@ class ResponseMerger:
 
         - An epoch of -1 means that there is none: the leader is accepted.
         - With `same_id` the topic is the known one, and its epochs only increase, so a lower one is
-          never accepted, as in Java. It comes from a broker that is cut off from the controller.
+          never accepted, like in Java. It comes from a broker that is cut off from the controller.
           Such a broker leads no partitions, so it may be the least loaded one, which gets every
           metadata request.
         - Without topic ids (Kafka below 2.8), epochs that stay lower may belong to a topic that was
@@ -421,12 +426,13 @@ def with_leaders(
     leaders: Mapping[TopicPartition, tuple[int, int]],
     endpoints: Iterable[Node],
 ) -> tuple[ClusterSnapshot, frozenset[TopicPartition]]:
-    """Apply the leaders from a Produce response: broker id and leader epoch by partition.
+    """Apply the leaders in a Produce response: broker id and leader epoch by partition.
 
-    Not applied: unknown partitions, leaders without an address, epochs not newer than known.
+    Unknown partitions, leaders without an address, and epochs that are not newer than the known
+    ones are ignored.
 
     Returns:
-        The view and the partitions that changed; the old view if none did.
+        The new snapshot and the partitions that changed; the old snapshot if none did.
 
     Source: Java `Metadata.updatePartitionLeadership`, KIP-951.
     """

@@ -1,4 +1,4 @@
-"""When the next metadata request is wanted and when it is allowed. No I/O, no clock.
+"""Decides when the next metadata request is needed and when it is allowed, without I/O and clock.
 
 Source: Java `Metadata.timeToNextUpdate`, `timeToAllowUpdate`, `failedUpdate`.
 """
@@ -22,8 +22,8 @@ class UpdateSchedule:
     """The updates that are needed, and the backoff. Times are seconds of `loop.time()`.
 
     Attributes:
-        need_full: everything in use must be fetched.
-        need_partial: new topics must be fetched.
+        need_full: metadata of all topics in use must be requested.
+        need_partial: metadata of new topics must be requested.
         wrong: the metadata is known to be wrong or incomplete. Only then does a response without
             changes delay the next request, not after a refresh because of the metadata's age.
         updated_at: time of the last response; None before the first.
@@ -70,7 +70,7 @@ class UpdateSchedule:
         return self.need_full or self._last_full + self._max_age <= now
 
     def next_at(self, now: float) -> float:
-        """When to send the next request; `now` or earlier means at once."""
+        """The time at which to send the next request; `now` or earlier means at once."""
         wanted = self.need_full or self.need_partial
         due = now if wanted else self._last_full + self._max_age
         return max(due, self._allowed_at)
@@ -87,7 +87,8 @@ class UpdateSchedule:
         Args:
             doubtful: the response contradicts the metadata for the first time, and the next
                 responses decide whether it is accepted. The next request ignores the earlier
-                backoff, but only once per `QUIET_S`: a stale broker contradicts again and again.
+                backoff, but only once per `QUIET_S`, because every response of a stale broker
+                contradicts the metadata.
         """
         self._failures = 0
         self.updated_at = now

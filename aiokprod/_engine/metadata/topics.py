@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NAMED: Final = 10
-"""Maximum number of topics that a log line names."""
+"""Maximum number of topics that a log message names."""
 
 CREATION_S: Final = 3.0
 """Seconds within which a topic that brokers create automatically should be in the metadata."""
 
 _BEING_CREATED: Final = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
-"""Codes of a topic that is being created. For a while the response to a request that creates a
-topic is the same as if it did not."""
+"""Codes of a topic that is being created. For a short time, the response to a request that creates
+a topic is the same as if the topic were not created."""
 
 
 @dataclass(slots=True)
 class TopicWait:
-    """The calls that wait for a topic: since when, and how many."""
+    """The calls that wait for a topic: their number, and the time of the first one."""
 
     since: float
     calls: int = 0
@@ -42,11 +42,11 @@ class TrackedTopics:
     """The topics in use and when they expire. Times are seconds of `loop.time()`.
 
     Attributes:
-        new: topics that were in no response yet; an ordered set.
-        fast_retry: new topics that were in no request yet; the first request for them does not wait
-            for the backoff.
-        misses, lower_epochs: as in `Merged` (`merge.py`), from the last response.
-        contradicted: as in `Merged`, from the last full response.
+        new: topics that no response has contained yet; an ordered set.
+        fast_retry: new topics that no request has contained yet; the first request for them does
+            not wait for the backoff.
+        misses, lower_epochs: see `Merged` (`merge.py`); from the last response.
+        contradicted: see `Merged`; from the last full response.
         refused_ids: topics whose known id a broker did not know, until a response has the topic.
     """
 
@@ -101,8 +101,8 @@ class TrackedTopics:
             self._on_new()
 
     def retain(self, topic: str, now: float) -> bool:
-        """True if the topic is still in use. One that was idle for too long is forgotten here,
-        unless it was in no response yet."""
+        """True if the topic is still in use. A topic that has been idle for max_idle seconds is
+        forgotten here, unless no response has contained it yet."""
         expires_at = self._expires_at.get(topic)
         if expires_at is None:
             return False
@@ -115,13 +115,14 @@ class TrackedTopics:
         return False
 
     def answer(self, topic: str) -> tuple[int, int]:
-        """Generation and error code of the last response that had the topic; (0, 0) if none."""
+        """Generation and error code of the last response that contained the topic; (0, 0) if
+        none."""
         return self._answers.get(topic, (0, 0))
 
     def note_answers(self, answered: Mapping[str, int], generation: int, now: float) -> None:
-        """A response had these topics with these error codes. Logs an error only if it differs from
-        the last one of the topic, and that a new topic is missing only if it still is after
-        `CREATION_S`; topics with the same error are in one line."""
+        """Note the error codes of the topics in a response. An error is logged only if it differs
+        from the topic's last one, and a missing new topic only if it is still missing after
+        `CREATION_S`. Topics with the same error are logged in one message."""
         failed: dict[int, list[str]] = {}
         missing: list[str] = []
         for topic, code in answered.items():
@@ -144,7 +145,7 @@ class TrackedTopics:
             )  # fmt: skip
 
     def _note_answer(self, topic: str, code: int, generation: int, now: float) -> bool:
-        """True if the error is to be logged."""
+        """True if the error has to be logged."""
         self.new.pop(topic, None)
         self.fast_retry.discard(topic)
         if not code:

@@ -1,4 +1,4 @@
-"""The coroutine that fetches metadata: decides synchronously, sends, waits for an event.
+"""The task that requests metadata. It decides synchronously, sends, and waits for an event.
 
 Source: Java `NetworkClient.DefaultMetadataUpdater`.
 """
@@ -38,15 +38,15 @@ from aiokprod.errors import (
 logger = logging.getLogger(__name__)
 
 _RELIABLE_EPOCHS_SINCE: Final = 9
-"""Version of Metadata. In older responses, leader epochs may not belong to the leaders beside them
-(KAFKA-7984)."""
+"""The first Metadata version with reliable leader epochs. In older responses, a leader epoch may
+not belong to the leader with which it is returned (KAFKA-7984)."""
 
 _LEAST_WAIT_S: Final = 0.05
 """Shortest wait while no request can be sent, so that this task cannot run in a busy loop."""
 
 
 _LEAST_TRIGGER_S: Final = 1.0
-"""Shortest time between two rebootstraps, since each resets the reconnect backoff."""
+"""Shortest time between two rebootstraps, because each resets the reconnect backoff."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class MetadataUpdater:
             makes progress.
 
     Args:
-        clock: `loop.time` of the loop that `run` will run on.
+        clock: `loop.time` of the loop on which `run` will run.
         on_request_sent: called when a request was sent, because Produce requests waited for that
             (`Metadata.update_due`, `Metadata.claimed`).
     """
@@ -120,8 +120,8 @@ class MetadataUpdater:
         self._follow(metadata.snapshot)
 
     def wake(self) -> None:
-        """Run again, because a connection changed or metadata was requested. Cheap; superfluous
-        calls do no harm."""
+        """Let `run` continue, because a connection changed or metadata was requested. Calls are
+        cheap, and unnecessary calls do no harm."""
         self._wake.clear()  # an earlier `set` may have been interrupted before it woke the task
         self._wake.set()
 
@@ -143,7 +143,8 @@ class MetadataUpdater:
                 self._failed.add(node_id)
             self._suspects.add(node_id)
         if isinstance(error, (AuthenticationError, UnsupportedVersion)):
-            # Waiters fail only if no request is in flight and no other broker has accepted us.
+            # Waiting calls fail only if no request is in flight and no other broker has accepted
+            # the connection.
             if self._fetch is not None or any(map(self._connected, self._nodes)):
                 metadata.note_error(error)
             else:
@@ -173,7 +174,7 @@ class MetadataUpdater:
         """Handle a response, and send a request if one is due.
 
         Returns:
-            When to run again at the latest; inf if only an event can change anything.
+            The latest time at which to run again; inf if only an event can change anything.
         """
         self.awaits_network = False
         fetch = self._fetch
@@ -208,7 +209,7 @@ class MetadataUpdater:
             return min(self._ask_another(fetch, now), fetch.give_up_at)
         self.awaits_network = True
         if any(self._throttled(node, now) for node in self._nodes):
-            self._trying_since = None  # throttled brokers are not unreachable: restart the timer
+            self._trying_since = None  # throttled brokers are reachable: restart the timer
         return self._next_chance(now, node_id)
 
     # -- choosing ---------------------------------------------------------------------------------
@@ -221,8 +222,8 @@ class MetadataUpdater:
             )  # fmt: skip
             self._rebootstrap(now)
         if self._all_lost():
-            # DEBUG, because it happens in every outage of the cluster, of which `DeliveryWatch`
-            # warns once if records wait.
+            # The level is DEBUG, because this happens in every outage of the cluster;
+            # `DeliveryWatch` warns once of an outage if records wait.
             logger.debug(
                 "no known broker can be reached: bootstrapping again",
                 extra=log_fields("rebootstrap"),
@@ -232,7 +233,7 @@ class MetadataUpdater:
         return self._client.least_loaded(now)
 
     def _overdue_at(self) -> float:
-        """When to bootstrap again because there was no response (KIP-1102)."""
+        """The time at which to bootstrap again because there was no response (KIP-1102)."""
         if not self._may_rebootstrap or self._trying_since is None:
             return math.inf
         return self._trying_since + self._trigger
@@ -240,8 +241,8 @@ class MetadataUpdater:
     def _all_lost(self) -> bool:
         """True if no known broker was reached since the last response: bootstrap again (KIP-899).
 
-        Java checks whether all of them are in backoff at the same time. Brokers that take long to
-        refuse a connection never are.
+        Java checks whether all of them are in backoff at the same time, which never happens with
+        brokers that take long to refuse a connection.
         """
         return (
             self._may_rebootstrap
@@ -281,12 +282,12 @@ class MetadataUpdater:
             self._nodes = dict(snapshot.nodes)
             self._client.set_nodes(self._nodes.values())
 
-    # -- asking -----------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def _askable(self, chosen: int | None, now: float) -> ReadyConnection | None:
-        """A connection for the request: to the chosen node, or, while that is being connected, to
-        another one that accepts requests, even if it is slow to respond. None if there is no such
-        node to which the request was not sent yet."""
+        """A connection for the request: to the chosen node or, while that node is being connected,
+        to another node that accepts requests, even if it is slow to respond. None if the request
+        was already sent to all such nodes."""
         asked: Container[int] = () if self._fetch is None else self._fetch.asked
         connection = None
         if chosen is not None and chosen not in asked:
@@ -312,7 +313,8 @@ class MetadataUpdater:
         connection.send(request, partial(self._on_done, fetch), now, timeout=self._request_timeout)
 
     def _ask_another(self, fetch: _Fetch, now: float) -> float:
-        """Send the request to another node, if it is time for that; when to run again."""
+        """Send the request to another node if it is time for that. Returns the time at which to run
+        again."""
         if now < fetch.ask_again_at:
             return fetch.ask_again_at
         connection = self._askable(self._client.least_loaded(now), now)
@@ -321,7 +323,7 @@ class MetadataUpdater:
             fetch.ask_again_at = now + self._request_timeout
             self._claim(frozenset())
             return fetch.ask_again_at
-        # A connection that was opened, or that accepts a request again, is used at once.
+        # Use a connection as soon as it is opened or accepts a request again.
         self.awaits_network = True
         self._claim(frozenset(n for n in self._nodes if n not in fetch.asked and self._full(n)))
         return now + OVERDUE_AFTER_S
@@ -344,7 +346,8 @@ class MetadataUpdater:
             fetch.ask_again_at = -math.inf
             self._wake.set()
             return
-        # Handled in `run_once`: an exception must end this task, not the connection.
+        # The response is handled in `run_once`: an exception must end this task, not the
+        # connection.
         fetch.response = response
         self._wake.set()
 
@@ -383,6 +386,6 @@ class MetadataUpdater:
         if body.error_code:
             return broker_error(body.error_code, f"metadata request to node {node_id}")
         if not body.brokers:
-            # A broker that is still starting knows no brokers yet (F54 in docs/faults.md).
+            # A broker that is still starting may not know any brokers yet (F54 in docs/faults.md).
             return BrokerError(f"node {node_id} answered with an empty list of brokers")
         return None

@@ -1,1 +1,1 @@
-"""Produce requests: what is sent when, and what becomes of each batch after the response."""
+"""Produce requests: sends batches when they are due, and completes them after the response."""

@@ -1,4 +1,4 @@
-"""Authentication failures of brokers: how long records wait for such a broker.
+"""Authentication failures of brokers, and the time for which records wait for such a broker.
 
 If a password is wrong, records must not wait for the whole delivery timeout, nor fail after a
 single rejected attempt. So they wait for the connection setup timeout after the first rejection.
@@ -35,7 +35,8 @@ class AuthFailures:
         patience: seconds that records wait (socket_connection_setup_timeout_ms).
 
     Attributes:
-        next_check_at: when to check for records that waited too long; inf without failures.
+        next_check_at: the time at which to check for records that have waited too long; inf without
+            failures.
     """
 
     def __init__(self, patience: float) -> None:
@@ -59,7 +60,7 @@ class AuthFailures:
                 self._by_all = _continued(self._by_all, error, now)
             self.next_check_at = now
         else:
-            # Unreachable: it may be restarting with a corrected configuration.
+            # The broker is unreachable: it may be restarting with a corrected configuration.
             self._by_node.pop(node_id, None)
 
     def connected(self, node_id: int) -> None:
@@ -82,7 +83,8 @@ class AuthFailures:
         for refusal in (self._by_all, *self._by_node.values()):
             if refusal is not None:
                 final_at = refusal.since + self._patience
-                # Batches that are created later become due later.
+                # After `final_at`, check again when a batch created now would be due. Older batches
+                # are considered below.
                 self.next_check_at = min(
                     self.next_check_at, final_at if final_at > now else now + self._patience
                 )

@@ -59,7 +59,7 @@ class BatchCompletion:
         failures: failed records for which no task was waiting, which are not logged yet.
 
     Args:
-        wakeup: called when the sender has to make another pass at once.
+        wakeup: called when the sender has to run again at once.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class BatchCompletion:
         error: KafkaError,
         now: float,
     ) -> None:
-        """Complete the batches of a request that failed without a response, by a code made here.
+        """Complete the batches of a request that failed without a response, with an error code of
+        the client.
 
         Source: Java `Sender.handleProduceResponse`.
         """
@@ -175,8 +176,8 @@ class BatchCompletion:
         answers: Sequence[tuple[ProducerBatch, Any]],
         response: ClientResponse,
     ) -> frozenset[TopicPartition]:
-        """Use the new leaders that a response names beside errors, without a metadata fetch; the
-        partitions that have a new one (KIP-951).
+        """Apply the new leaders that a response has for failed partitions, without a metadata
+        request. Returns the partitions that have a new leader (KIP-951).
 
         Leaders of a topic that was deleted and created again since the request are ignored.
         """
@@ -198,7 +199,7 @@ class BatchCompletion:
         """Acknowledge a batch that is in the log by the response for its partition."""
         # For a batch that was already in the log, Kafka returns its highest timestamp as the append
         # time (Java `UnifiedLog.append`). If that is the timestamp from the producer, the topic
-        # uses create time, and the records keep their own timestamps. A late copy may have been
+        # uses CreateTime, and the records keep their own timestamps. A late copy may have been
         # appended even after OUT_OF_ORDER_SEQUENCE_NUMBER, which ends the doubt.
         append_time_ms = answer.log_append_time_ms
         if batch.possibly_appended and append_time_ms == batch.core.max_timestamp:
@@ -267,7 +268,7 @@ class BatchCompletion:
     ) -> None:
         """Put the batch back, to be sent after a backoff."""
         if batch.attempts >= self._retries:
-            batch.leader_epoch = -1  # so that no new leader ends the backoff of its last attempt
+            batch.leader_epoch = -1  # a new leader must not end this backoff
         awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
         delay = retry_delay(
             self._backoff(batch.attempts),
@@ -292,15 +293,15 @@ class BatchCompletion:
         self._accumulator.reenqueue(batch, now, now + delay)
 
     def _has_newer_leader(self, batch: ProducerBatch) -> bool:
-        """True if the metadata has a newer leader than the batch was sent to: a retry need not
-        wait."""
+        """True if the metadata has a newer leader than the one to which the batch was sent: a retry
+        does not have to wait."""
         snapshot, key = self._metadata.snapshot, batch.topic_partition
         newer = batch.leader_changed(snapshot.leader_epoch_of(key))
         return newer and snapshot.leader_of(key) is not None
 
     def _on_fatal(self, error: KafkaError) -> None:
-        """End the producer: pending and later records fail with NOT_SENT and a text that has the
-        cause."""
+        """End the producer. Pending and later records fail with NOT_SENT and a text that contains
+        the cause."""
         fatal = error.copy().with_(
             message=f"the producer cannot send any more since: {error.message}",
             outcome=Outcome.NOT_SENT,

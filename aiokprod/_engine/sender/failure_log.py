@@ -1,4 +1,5 @@
-"""Logs records that failed while no task was waiting for them: in an outage not once per batch."""
+"""Logs records that failed while no task was waiting for them, without a message for each batch in
+an outage."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINE_EVERY: Final = 10.0
-"""Seconds between two lines. The first failure is logged at once, those that follow are summed up
-in the next line."""
+"""Seconds between two messages. The first failure is logged at once; later ones are summarised in
+the next message."""
 
 _NAMED: Final = 3
 
@@ -26,7 +27,7 @@ class FailureLog:
 
     Attributes:
         pending: number of records that are not logged yet.
-        client_id: for the log.
+        client_id: the client.id of the producer, for the log.
     """
 
     def __init__(self) -> None:
@@ -37,14 +38,14 @@ class FailureLog:
         self._error: KafkaError | None = None
 
     def note(self, where: TopicPartition, records: int, error: KafkaError, now: float) -> None:
-        """Records of a batch failed with `error`."""
+        """Note that records of a batch failed with `error`."""
         self.pending += records
         self._partitions[where] = None
         self._error = error
         self.flush(now)
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
-        """Log what is pending, if it is time for that or `at_once`."""
+        """Log the pending failures if it is time for that or `at_once` is set."""
         if not self.pending or not (at_once or now >= self._logged_at + LINE_EVERY):
             return
         names = [str(each) for each in self._partitions]

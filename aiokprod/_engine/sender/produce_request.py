@@ -1,4 +1,4 @@
-"""Makes Produce requests from batches, and assigns the parts of the response to them."""
+"""Builds Produce requests from batches, and assigns the parts of the response to the batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class ProduceCall:
     """One Produce request to one broker, with at most one batch per partition.
 
     Calling it with the negotiated version returns the message. Topic ids (v13) are used if all of
-    its topics have one. Batch headers are made by each call, never shared between attempts.
+    its topics have one. Each call encodes new batch headers; they are never shared between
+    attempts.
     """
 
     __slots__ = ("_acks", "_by_topic", "_timeout_ms", "_transactional_id", "batches",

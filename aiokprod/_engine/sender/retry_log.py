@@ -16,7 +16,7 @@ class RetryLog:
         batches: number of retries by name of the error code.
         topics: names of the topics of these batches; an ordered set.
         last: text about the last failed attempt and its time (loop time), None if there was none.
-            Stays when the counts are taken.
+            It is kept when the counts are reset.
     """
 
     __slots__ = ("batches", "last", "topics")
@@ -27,13 +27,13 @@ class RetryLog:
         self.last: tuple[str, float] | None = None
 
     def note(self, batch: ProducerBatch, code: ErrorCode, node_id: int, now: float) -> None:
-        """An attempt of a batch failed, and it will be sent again."""
+        """Note that an attempt of a batch failed, and that it will be sent again."""
         self.batches[code.name] = self.batches.get(code.name, 0) + 1
         self.topics[batch.queue.topic] = None
         self.last = (f"{batch.topic_partition}: {code.name} from broker {node_id}", now)
 
     def take(self) -> tuple[dict[str, int], list[str]]:
-        """The counts by code and the topics; both start again empty."""
+        """Return the counts by code and the topics, and reset both."""
         taken = self.batches, list(self.topics)
         self.batches, self.topics = {}, {}
         return taken

@@ -1,7 +1,7 @@
-"""Decides what to do with a batch after a response, and makes the errors of failed batches.
+"""Decides what to do with a batch after a response, and creates the errors of failed batches.
 
-The functions have no side effects; `BatchCompletion` carries the decision out. What an error code
-means is in its row in `_errors`.
+The functions have no side effects; `BatchCompletion` carries the decision out. The meaning of an
+error code is in its row in `_errors`.
 
 Source: Java `Sender.completeBatch`, `Sender.canRetry`.
 """
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _MARKERS_BACKOFF: Final = 0.02
 """Backoff in seconds while the markers of the previous transaction are being written. It is short
-because the leader waits for them too before it answers CONCURRENT_TRANSACTIONS."""
+because the leader also waits for them before it responds with CONCURRENT_TRANSACTIONS."""
 
 _MARKERS_ATTEMPTS: Final = 5
 """Number of attempts with that backoff. After them the usual backoff applies."""
 
 
 class Action(enum.Enum):
-    """What to do with the batch.
+    """The action for the batch.
 
     EXPIRE: fail it, because its delivery deadline has passed. SETTLE_SEQUENCE: only release its
     sequence, because its records already have an outcome (it expired in flight).
@@ -62,7 +62,8 @@ def decide(
     settled: bool = False,
     expired: bool = False,
 ) -> Action:
-    """What to do with a batch of `records` records whose attempt number `attempts` ended in `code`.
+    """The action for a batch of `records` records whose attempt number `attempts` ended with
+    `code`.
 
     FATAL applies only to producers with sequences; others continue with their next batch.
 
@@ -119,8 +120,8 @@ def batch_error(
     text: str | None,
     cause: KafkaError | None = None,
 ) -> KafkaError:
-    """The error of a batch that is not sent again. Its text has the broker, the number of attempts
-    and a hint.
+    """The error of a batch that is not sent again. Its text contains the broker, the number of
+    attempts and a hint.
 
     Args:
         text: the error message in the response, if any.
@@ -154,7 +155,7 @@ def record_errors(
 ) -> dict[int, KafkaError] | None:
     """Errors of single records by position (KIP-467), None if the response has none.
 
-    Records that the response names get their own message, the others one that says that their batch
+    Records that the response names get their own message, the others a message that their batch
     failed. `answer` is the partition's part of the response, or None.
     """
     if answer is None or not answer.record_errors:
@@ -187,10 +188,10 @@ def delivery_timeout_error(
     """The error of a batch whose delivery deadline has passed.
 
     Args:
-        network: why the cluster cannot be reached, if known; the cause for a batch that was never
-            sent.
+        network: the reason why the cluster cannot be reached, if known; it is the cause of the
+            error of a batch that was never sent.
         leaderless: the partition has no leader, according to the brokers.
-        topic_error: error code of the topic in the last response that had it; 0 if none.
+        topic_error: error code of the topic in the last response that contained it; 0 if none.
     """
     reason, cause = batch.last_failure
     if not batch.attempts:
@@ -213,7 +214,7 @@ def delivery_timeout_error(
 
 
 def outcome_of(batch: ProducerBatch) -> Outcome:
-    """Whether the records of a batch that is given up now can be in the log."""
+    """The outcome of a batch that is given up now: whether its records can be in the log."""
     if batch.possibly_appended:
         return Outcome.UNKNOWN
     return Outcome.REJECTED if batch.maybe_written else Outcome.NOT_SENT

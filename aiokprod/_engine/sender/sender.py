@@ -1,4 +1,4 @@
-"""The sender: sends batches that are due and hands responses to `BatchCompletion`.
+"""The sender: sends batches that are due and passes responses to `BatchCompletion`.
 
 `run_once(now)` never suspends. Between two passes, `run` waits for a wake-up or the next deadline.
 Unlike in Java, an unexpected exception ends the sender and fails the producer.
@@ -125,7 +125,7 @@ class Sender:
     # -- loop -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Make passes until cancelled."""
+        """Run until cancelled: do what is due, then wait for the next event or due time."""
         wakeup, clock = self._wakeup_event, self._loop.time
         try:
             while True:
@@ -142,12 +142,12 @@ class Sender:
             wakeup.close()
 
     def run_once(self, now: float) -> float:
-        """Make one pass; returns the loop time at which the next one is due if no event comes
-        first.
+        """Do everything that is due, once. Returns the loop time at which the next run is due if no
+        event comes first.
 
-        The order of the steps matters: a step may leave work to a later one, never to an earlier
-        one, because nothing would wake the sender for it. Expiry may plan an epoch bump, and a bump
-        may request a producer id.
+        The order of the steps matters: a step may leave work to a later step but never to an
+        earlier one, because nothing would wake the sender for it. Expiry may plan an epoch bump,
+        and a bump may request a producer id.
         """
         accumulator = self._accumulator
         if accumulator.emptied:
@@ -211,7 +211,7 @@ class Sender:
             self._client.give_up(node_id, RequestTimedOut(text))
 
     def on_snapshot(self) -> None:
-        """Have the next pass check for changed leaders, and request that pass."""
+        """Let the next `run_once` check for changed leaders, and wake the sender."""
         self._leaders_changed = True
         self.wakeup()
 
@@ -237,11 +237,11 @@ class Sender:
         for topic in self._accumulator.leaderless_topics():
             self._metadata.request_topic(topic, now)
 
-    # -- the producer state's own requests ------------------------------------------------------
+    # -- requests for the producer state --------------------------------------------------------
 
     def _request_for_state(self, now: float) -> float:
-        """Send the next request of the producer state, if one is due. Returns when this is to be
-        called again if no event comes first."""
+        """Send the next request of the producer state if one is due. Returns the time at which to
+        call this again if no event comes first."""
         source = self._source
         failure = source.fatal_error or source.failure
         if failure is not None:
@@ -253,7 +253,7 @@ class Sender:
             return due_at
         node_id = self._client.least_loaded(now)
         if node_id is None:
-            return math.inf  # the end of a dial, also one by the metadata updater, wakes the sender
+            return math.inf  # the end of a dial, even by the metadata updater, wakes the sender
         connection = self._client.ready(node_id, now)
         if connection is None:
             return self._client.retry_at(node_id, now)
@@ -317,7 +317,7 @@ class Sender:
             expect_response=self._acks != 0,
         )
 
-    # -- answers --------------------------------------------------------------------------------
+    # -- responses ------------------------------------------------------------------------------
 
     def _on_produce_done(self, node_id: int, call: ProduceCall, response: ClientResponse) -> None:
         now = self._loop.time()
@@ -328,10 +328,11 @@ class Sender:
         self._observer.on_produce_done(node_id, response.latency)
         self._completion.on_done(node_id, call, response, now)
 
-    # -- giving up ------------------------------------------------------------------------------
+    # -- expiry and failures --------------------------------------------------------------------
 
     def _expire(self, now: float) -> float:
-        """Fail batches past their delivery deadline; returns when this is to be called again.
+        """Fail batches whose delivery deadline has passed. Returns the time at which to call this
+        again.
 
         The first call that finds such a batch only requests another pass, so that sockets are read
         first: after the loop was blocked, a response may be waiting there.
@@ -370,8 +371,8 @@ class Sender:
                 self._completion.fail(batch, given_up_error(batch, error))
 
     def fail_all(self, error: KafkaError) -> None:
-        """Fail all batches without an outcome. The error of each says whether it may be in the
-        log."""
+        """Fail all batches without an outcome. The error of each batch says whether it may be in
+        the log."""
         self._accumulator.drop_emptied(self._loop.time())
         for batch in list(self._accumulator.incomplete):
             if batch.core.settled:
@@ -379,7 +380,7 @@ class Sender:
                 continue
             queued = self._accumulator.remove(batch)
             if batch.attempts and not queued and batch.state is not DRAINED:
-                # It is in flight, or the callback with its response was interrupted.
+                # The batch is in flight, or the callback with its response was interrupted.
                 batch.note_unknown(lost=True)
             self._completion.fail(batch, given_up_error(batch, error))
 
@@ -387,9 +388,9 @@ class Sender:
         """Fail the batches that are not in flight and have no sequence.
 
         Args:
-            with_sequence: also those that have one and are certainly not in the log, which leaves
-                a sequence gap.
-            in_doubt: also those that have one and may be in the log.
+            with_sequence: also fail those that have a sequence and are certainly not in the log.
+                This leaves a sequence gap.
+            in_doubt: also fail those that have a sequence and may be in the log.
         """
         for batch in list(self._accumulator.incomplete):
             if batch.in_flight or batch.core.settled:
@@ -400,7 +401,7 @@ class Sender:
             self._completion.fail(batch, given_up_error(batch, error))
 
     def on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        """Have a compressed batch sent; fail it if compressing it failed with `error`."""
+        """Let a compressed batch be sent, or fail it if its compression failed with `error`."""
         if error is not None and not batch.core.settled:
             self._accumulator.remove(batch)
             failure = ProducerFailed(

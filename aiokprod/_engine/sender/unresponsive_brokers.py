@@ -1,9 +1,9 @@
-"""Unresponsive brokers: when to fetch metadata because a broker or a connection does not respond.
+"""Requests metadata early if a broker or a connection does not respond.
 
 Connections to a broker that is frozen or cut off are not reset. Until request_timeout_ms or the
-connection setup timeout is over, nothing else would fetch metadata, and records would wait although
-another broker may have become the leader. So metadata is fetched every second while a broker does
-not respond. Java waits for the timeout.
+connection setup timeout has passed, nothing else would request metadata, and records would wait
+even if another broker has become the leader. Therefore metadata is requested every second while a
+broker does not respond. Java waits for the timeout.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class UnresponsiveBrokers:
 
     Attributes:
         in_flight: number of Produce requests in flight by broker; brokers without any are absent.
-        connecting: since when brokers that have data queued are being connected.
-        next_check_at: when a broker may have become overdue; inf while none is awaited.
+        connecting: for brokers that have data queued and are being connected, the time since when.
+        next_check_at: the time at which a broker may be overdue; inf while no response is awaited.
     """
 
     __slots__ = ("_unanswered", "connecting", "in_flight", "next_check_at")
@@ -34,7 +34,7 @@ class UnresponsiveBrokers:
         self.next_check_at = math.inf
 
     def request_sent(self, node_id: int, now: float) -> None:
-        """Count a request in flight, and note since when the broker has not responded."""
+        """Count a request in flight, and note the time since which the broker has not responded."""
         self.in_flight[node_id] = self.in_flight.get(node_id, 0) + 1
         self._unanswered.setdefault(node_id, now)
         self.next_check_at = min(self.next_check_at, now + OVERDUE_AFTER_S)
@@ -59,9 +59,9 @@ class UnresponsiveBrokers:
             self.next_check_at = math.inf
 
     def silent_since(self, node_id: int) -> float | None:
-        """Since when a broker with Produce requests in flight, or to which a connection is being
-        made, has not responded; None if neither is the case. Ahead while the broker throttles this
-        client."""
+        """The time since which a broker with Produce requests in flight, or to which a connection
+        is being made, has not responded; None if neither is the case. It is in the future while the
+        broker throttles this client."""
         return self._unanswered.get(node_id, self.connecting.get(node_id))
 
     def any_overdue(self, now: float) -> bool:

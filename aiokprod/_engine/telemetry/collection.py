@@ -51,7 +51,7 @@ _AVERAGES: Final = {
     "request.latency": ("request_latency_s", _MS),
     "batch.size": ("batch_size_bytes", 1.0),
 }
-"""With a maximum too."""
+"""Histograms that also have a maximum."""
 _MEANS: Final = {
     "compression.rate": ("compression_ratio", 1.0),
     "records.per.request": ("records_per_request", 1.0),
@@ -75,7 +75,7 @@ _BY_TOPIC: Final = {
 
 
 class _Window:
-    """Average and maximum of a histogram since the last look."""
+    """Average and maximum of a histogram since the last call of `take`."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
@@ -92,11 +92,11 @@ class _Window:
 
 
 class Collection:
-    """Gives the points of the metrics that a subscription requests.
+    """Returns the data points of the metrics that a subscription requests.
 
     Args:
-        metrics: the producer's.
-        gauges: present values by name.
+        metrics: the metrics of the producer.
+        gauges: returns the current values by name.
     """
 
     def __init__(self, metrics: Metrics, gauges: Callable[[], Mapping[str, float]]) -> None:
@@ -106,7 +106,7 @@ class Collection:
         self._before: dict[tuple[str, str], float] = {}
 
     def points(self, requested: Sequence[str], elapsed: float, *, delta: bool) -> list[Point]:
-        """The values now.
+        """The current values.
 
         Args:
             requested: prefixes of names; "" stands for all.
@@ -114,7 +114,8 @@ class Collection:
             delta: sums are those since the last call.
         """
         prefixes = tuple(requested)
-        # All are made, also those that are not requested: they begin a new window.
+        # All points are made, including those that are not requested, so that each begins a new
+        # window.
         made = [
             point._replace(name=PREFIX + point.name)
             for point in self._points(max(elapsed, 1e-3), delta=delta)
@@ -161,7 +162,7 @@ class Collection:
         for node, counts in list(self._metrics.nodes.counters.items()):
             found = self._window(name, node, counts.request_latency_s).take()
             if found is not None:
-                own_node = {"node_id": f"node-{node}"}  # as the tag of Java
+                own_node = {"node_id": f"node-{node}"}  # like the tag in Java
                 averages.append(Point(f"{name}.avg", found[0] * _MS, attributes=own_node))
                 maxima.append(Point(f"{name}.max", found[1] * _MS, attributes=own_node))
         yield from averages
@@ -175,7 +176,7 @@ class Collection:
 
     def _sum(self, delta: bool, name: str, value: float, attributes: Any = None) -> Point:
         topic = attributes["topic"] if attributes else ""
-        since = self._since(name, topic, value)  # always, as a later call may want it
+        since = self._since(name, topic, value)  # always, because a later call may need it
         return Point(name, float(since if delta else value), True, attributes or {})
 
     def _since(self, name: str, topic: str, value: float) -> float:

@@ -1,8 +1,8 @@
-"""Pushes the producer's metrics to the brokers that ask for them (KIP-714).
+"""Pushes the producer's metrics to the brokers that subscribe to them (KIP-714).
 
-It asks a broker which metrics it wants and pushes them at the interval of the answer. There is no
-task: timers and responses call its methods. It uses connections that are open, and opens none.
-Whatever a broker answers concerns telemetry only, so it is logged at DEBUG.
+It gets the subscription from a broker and pushes the metrics at the interval in the response. There
+is no task: timers and responses call its methods. It uses only open connections. All errors of
+brokers concern only telemetry, so they are logged at DEBUG.
 
 Source: Java `ClientTelemetryReporter`, `ClientTelemetryUtils`.
 """
@@ -41,14 +41,15 @@ LEAST_INTERVAL_S: Final = 0.1
 
 _ZERO_ID: Final = bytes(16)
 _FINAL: Final = frozenset({Code.INVALID_REQUEST, Code.INVALID_RECORD, Code.UNSUPPORTED_VERSION})
-"""Pushing ends with these: it would be refused again."""
+"""Error codes that end pushing, because every later push would be rejected too."""
 _AT_ONCE: Final = frozenset({Code.UNKNOWN_SUBSCRIPTION_ID, Code.UNSUPPORTED_COMPRESSION_TYPE})
-"""The subscription is outdated: ask for it again at once, but only once."""
+"""Error codes for an outdated subscription: request it again immediately, but only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a broker asked for; see `GetTelemetrySubscriptionsResponse`. Interval in s."""
+    """The subscription of a broker; see `GetTelemetrySubscriptionsResponse`. The interval is in
+    s."""
 
     id: int
     codecs: tuple[int, ...]
@@ -62,13 +63,13 @@ class TelemetryPusher:
     """The telemetry of one producer, on its loop.
 
     Args:
-        nodes: the ids of the brokers known now.
+        nodes: returns the ids of the brokers that are known now.
         unix_ms: the wall clock.
         resource: attributes of the client in every push.
 
     Attributes:
-        waiting: something is due, but no connection accepts a request: call `wake` when the client
-            makes progress.
+        waiting: a request is due, but no connection accepts one: call `wake` when the client makes
+            progress.
         ended: nothing more will be sent.
     """
 
@@ -106,7 +107,7 @@ class TelemetryPusher:
         self.ended = False
 
     def wake(self) -> None:
-        """Send what is due, if a connection accepts it."""
+        """Send the request that is due if a connection accepts it."""
         if self.waiting and not self.ended and not self._in_flight:
             self._guarded(self._send)
 
@@ -116,10 +117,10 @@ class TelemetryPusher:
         self._stop_timer()
 
     def terminate(self) -> asyncio.Future[None] | None:
-        """Push the last values if there is a subscription and a connection, and end.
+        """Push the last values if there is a subscription and a connection, then end.
 
         Returns:
-            Done when the push has ended; None if nothing is sent.
+            A future that is done when the push has ended; None if nothing is sent.
         """
         subscription, ended = self._subscription, self.ended
         self.close()
@@ -131,7 +132,7 @@ class TelemetryPusher:
         return self._last_push
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Telemetry that fails ends; the producer continues."""
+        """Run a step. If it raises, telemetry ends and the producer continues."""
         try:
             step()
         except Exception as error:
@@ -142,7 +143,7 @@ class TelemetryPusher:
             self.close()
             self._finished()
 
-    # -- when -----------------------------------------------------------------------------------
+    # -- schedule -------------------------------------------------------------------------------
 
     def _after(self, seconds: float) -> None:
         self._stop_timer()
@@ -162,7 +163,7 @@ class TelemetryPusher:
     # -- sending ----------------------------------------------------------------------------------
 
     def _connection(self) -> ReadyConnection | None:
-        """An open connection to a random broker that takes telemetry."""
+        """An open connection to a random broker that supports telemetry."""
         now = self._loop.time()
         able = [
             node
@@ -231,7 +232,8 @@ class TelemetryPusher:
         )  # fmt: skip
 
     def _compressed(self, metrics: bytes, subscription: Subscription) -> tuple[int, bytes]:
-        """(codec id, data), by the first accepted codec that is installed and was not refused."""
+        """(codec id, data), compressed with the first accepted codec that is installed and was not
+        rejected."""
         for codec_id in subscription.codecs:
             if codec_id and codec_id not in self._refused_codecs:
                 try:
@@ -250,7 +252,8 @@ class TelemetryPusher:
             return
         self._failures = 0
         self._instance_id = body.client_instance_id
-        # As in Java, an interval that is not valid does not mean to push without a pause.
+        # Like in Java, use the default instead of an invalid interval, so that pushes do not follow
+        # without a pause.
         interval = body.push_interval_ms / 1000
         self._interval = max(interval, LEAST_INTERVAL_S) if interval > 0 else DEFAULT_INTERVAL_S
         requested = tuple(body.requested_metrics)
@@ -261,7 +264,8 @@ class TelemetryPusher:
             body.subscription_id, tuple(body.accepted_compression_types), self._interval,
             body.telemetry_max_bytes, body.delta_temporality, requested,
         )  # fmt: skip
-        # Spread, so that the clients that start together do not push together.
+        # Choose a random delay, so that clients that start at the same time do not push at the same
+        # time.
         self._after(self._interval * self._rng.uniform(0.5, 1.5))
 
     def _on_last_pushed(self, response: ClientResponse) -> None:
@@ -289,7 +293,7 @@ class TelemetryPusher:
             self._last_push.set_result(None)
 
     def _failed(self, response: ClientResponse) -> None:
-        """Wait, and ask for the subscription again; after some errors never."""
+        """Wait, then request the subscription again; after some errors stop permanently."""
         code = Code.NONE if response.body is None else response.body.error_code
         logger.debug(
             "broker %d refused telemetry: %s", response.node_id, response.error or f"error {code}",

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT: Final = 300
 _SHORTEST_FORM: Final = 4
-"""Shorter encoded forms, those of secrets of one or two characters, are not searched for, because
-they occur in any text."""
+"""Minimum length of an encoded form to search for. Those of secrets of one or two characters occur
+in any text."""
 
 
 class Mechanism(Protocol):
     """One exchange of one SASL mechanism. Runs in a task that is cancelled with the connection.
 
     Attributes:
-        name: as in SaslHandshake.
+        name: the name in SaslHandshake.
     """
 
     name: str
@@ -67,7 +67,7 @@ class SaslAuthenticator:
 
     Args:
         peer: name of the broker in messages.
-        new_mechanism: makes a new exchange; called again for every re-authentication.
+        new_mechanism: creates an exchange; called again for every re-authentication.
     """
 
     def __init__(self, peer: str, new_mechanism: Callable[[], Mechanism]) -> None:

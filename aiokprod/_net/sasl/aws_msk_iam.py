@@ -1,4 +1,4 @@
-"""SASL AWS_MSK_IAM: a mechanism of Amazon MSK, older than its support of OAUTHBEARER.
+"""SASL AWS_MSK_IAM: a mechanism of Amazon MSK that is older than its support of OAUTHBEARER.
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="AWS_MSK_IAM",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))
@@ -54,7 +54,7 @@ class AwsMskIam:
         return json.dumps({"version": _VERSION, **fields}, separators=(",", ":")).encode()
 
     async def next(self, challenge: bytes) -> bytes | None:
-        # Success without a response would mean that the signature was not checked.
+        # A success without a response would mean that the signature was not checked.
         try:
             answer = json.loads(challenge) if len(challenge) <= _MAX_MESSAGE else None
         except (ValueError, RecursionError):
@@ -74,5 +74,6 @@ class AwsMskIam:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], AwsMskIam]:
-    """A function that makes the exchange of one authentication. Called once per producer."""
+    """Return a function that creates the exchange of one authentication. Called once per
+    producer."""
     return lambda node: AwsMskIam(config.sasl_token_provider, node.host)

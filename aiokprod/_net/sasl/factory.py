@@ -1,4 +1,4 @@
-"""Makes the authenticators of connections, for the configured mechanism."""
+"""Creates the authenticators of connections, for the configured mechanism."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 def authenticators(
     config: ProducerConfig, unix_ms: Callable[[], int]
 ) -> Callable[[Node], Authenticator] | None:
-    """A function that makes the authenticator of a new connection; None without SASL.
+    """Return a function that creates the authenticator of a connection; None without SASL.
 
     Args:
         unix_ms: the wall clock.
     """
     if config.security_protocol not in SASL_PROTOCOLS:
         return None
-    # Imported only if needed: a producer uses one mechanism at most, and imports take time.
+    # Import the module only if it is needed: a producer uses at most one mechanism, and imports
+    # take time.
     from aiokprod._net.sasl.authenticator import SaslAuthenticator
 
     assert config.sasl_mechanism is not None, "checked with the configuration"
     module = import_module(f"aiokprod._net.sasl.{MECHANISMS[config.sasl_mechanism].module}")
-    # `mechanism` is called once per producer, so it may make what connections share (a cache of
-    # derived keys). The function that it returns makes one exchange per authentication.
+    # `mechanism` is called once per producer, so it may create objects that connections share (a
+    # cache of derived keys). The function that it returns creates one exchange per authentication.
     new_mechanism: Callable[[Node], Mechanism] = module.mechanism(config, unix_ms)
     return lambda node: SaslAuthenticator(f"broker {node}", lambda: new_mechanism(node))

@@ -45,9 +45,9 @@ class KerberosLogin:
 
     Args:
         service: first part of the brokers' principals.
-        principal: the client's principal; None is the default one of the cache, or the first of the
-            keytab.
-        keytab: path; None for the credential cache.
+        principal: the client's principal; None stands for the default principal of the cache, or
+            the first one of the keytab.
+        keytab: path of the keytab; None for the credential cache.
     """
 
     def __init__(self, service: str, principal: str | None, keytab: str | None) -> None:
@@ -145,8 +145,8 @@ class Gssapi:
             raise AuthenticationError(
                 "GSSAPI: the broker insists on a security layer, which Kafka does not have"
             )
-        # No security layer, so the message size is 0. An empty authorization id stands for the
-        # principal.
+        # There is no security layer, so the message size is 0. An empty authorization id stands for
+        # the principal.
         answer: bytes = self._context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
         return answer
 
@@ -161,8 +161,8 @@ def _reason(error: Any) -> str:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Gssapi]:
-    """A function that makes the exchange of one authentication. Called once per producer; all
-    exchanges share its `KerberosLogin`."""
+    """Return a function that creates the exchange of one authentication. Called once per producer;
+    all exchanges share one `KerberosLogin`."""
     login = KerberosLogin(
         config.sasl_kerberos_service_name,
         config.sasl_kerberos_principal,

@@ -26,10 +26,11 @@ _MAX_TOKEN: Final = 64 * 1024
 
 
 class OAuthBearer:
-    """One exchange: the token, then an empty response, or JSON with the reason of a refusal.
+    """One exchange: the token, then an empty response, or JSON with the reason of a rejection.
 
     Args:
-        provider: an async callable, or an object with an async `token()` and maybe `extensions()`.
+        provider: an async callable, or an object with an async `token()` and optionally
+            `extensions()`.
         unix_ms: wall clock, to reject expired tokens.
     """
 
@@ -57,7 +58,7 @@ class OAuthBearer:
         return b"\x01"
 
     def same_user(self) -> bool:
-        # Assumed, because the user of the next token is not known before it is fetched.
+        # This is assumed, because the user of the next token is not known before it is fetched.
         return True
 
     def secrets(self) -> tuple[str, ...]:
@@ -67,7 +68,8 @@ class OAuthBearer:
         """A token from the provider.
 
         Raises:
-            AuthenticationError: the provider failed, or gave something else or an expired token.
+            AuthenticationError: the provider failed, or its result is not a token or is an expired
+                token.
         """
         method = getattr(self._provider, "token", self._provider)
         try:
@@ -83,7 +85,7 @@ class OAuthBearer:
             raise AuthenticationError("OAUTHBEARER: the token provider gave no token")
         token = await revealed(as_secret(given))
         if len(token) > _MAX_TOKEN or _TOKEN.fullmatch(token) is None:
-            raise AuthenticationError("OAUTHBEARER: what the token provider gave is no token")
+            raise AuthenticationError("OAUTHBEARER: what the provider returned is not a token")
         if expiry_ms(token) <= self._unix_ms():
             raise AuthenticationError("OAUTHBEARER: the token provider gave an expired token")
         return token
@@ -92,7 +94,7 @@ class OAuthBearer:
         method = getattr(self._provider, "extensions", None)
         given = method() if callable(method) else {}
         if not isinstance(given, Mapping):
-            raise AuthenticationError("OAUTHBEARER: the extensions are no mapping")
+            raise AuthenticationError("OAUTHBEARER: the extensions are not a mapping")
         for key, value in given.items():
             if (
                 not isinstance(key, str)
@@ -116,5 +118,6 @@ class OAuthBearer:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], OAuthBearer]:
-    """A function that makes the exchange of one authentication. Called once per producer."""
+    """Return a function that creates the exchange of one authentication. Called once per
+    producer."""
     return lambda node: OAuthBearer(config.sasl_token_provider, unix_ms)

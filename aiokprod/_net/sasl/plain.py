@@ -30,7 +30,7 @@ class Plain:
         if "\0" in username or "\0" in password:
             raise AuthenticationError("PLAIN: user name and password must not contain NUL")
         self._username, self._secrets = username, (password,)
-        # The authorization id is empty: it is that of the authenticated user.
+        # An empty authorization id stands for the authenticated user.
         return b"\0".join((b"", username.encode(), password.encode()))
 
     async def next(self, challenge: bytes) -> bytes | None:
@@ -44,6 +44,7 @@ class Plain:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Plain]:
-    """A function that makes the exchange of one authentication. Called once per producer."""
+    """Return a function that creates the exchange of one authentication. Called once per
+    producer."""
     credentials = configured_credentials(config)
     return lambda node: Plain(credentials)

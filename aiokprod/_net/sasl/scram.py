@@ -1,7 +1,7 @@
 """SASL SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677): the password is not sent, and the broker must
 prove that it knows it too.
 
-User names and passwords are encoded as UTF-8 without SASLprep, as brokers do. Source: Java
+User names and passwords are encoded as UTF-8 without SASLprep, like in brokers. Source: Java
 `ScramSaslClient`, `ScramFormatter`; KIP-48 for delegation tokens.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIN_ITERATIONS: Final = 4096
 MAX_ITERATIONS: Final = 1_000_000
-"""Largest number of PBKDF2 iterations that a broker may ask for; more would only cost CPU time."""
+"""Largest number of PBKDF2 iterations that a broker may request; more would only cost CPU time."""
 
 _GS2: Final = "n,,"
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -40,7 +40,8 @@ _ERRORS: Final = frozenset({
     "unsupported-channel-binding-type", "unknown-user", "invalid-username-encoding",
     "no-resources", "other-error",
 })  # fmt: skip
-"""RFC 5802 §7. Any other text could contain what was sent, so it is not shown."""
+"""The errors of RFC 5802 §7. Any other text is not shown, because it could contain the data that
+were sent."""
 _MAX_MESSAGE: Final = 8192
 
 
@@ -56,7 +57,8 @@ class _Keys:
 
 
 class KeyCache:
-    """Caches the keys derived last, so that reconnects and re-authentications derive none.
+    """Caches the last derived keys, so that reconnects and re-authentications do not derive keys
+    again.
 
     The keys are as secret as the password, which is in memory anyway.
     """
@@ -198,8 +200,8 @@ class Scram:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Scram]:
-    """A function that makes the exchange of one authentication. Called once per producer; all
-    exchanges share its `KeyCache`."""
+    """Return a function that creates the exchange of one authentication. Called once per producer;
+    all exchanges share one `KeyCache`."""
     name, delegated = config.sasl_mechanism, config.sasl_delegation_token
     assert name is not None, "checked with the configuration"
     credentials, cache = configured_credentials(config), KeyCache()

@@ -14,7 +14,7 @@ from aiokprod._wire.message import Message
 
 
 class Api(NamedTuple):
-    """Where an API is implemented, and which versions of it are supported.
+    """The module that implements an API, and the supported versions.
 
     Attributes:
         module: name of the module with its messages.

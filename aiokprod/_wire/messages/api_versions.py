@@ -1,7 +1,7 @@
 """ApiVersions (API key 18): the versions of each API that a broker supports.
 
 The response always has header version 0. A broker that does not support the requested version
-answers in version 0 with UNSUPPORTED_VERSION (KIP-511).
+responds in version 0 with UNSUPPORTED_VERSION (KIP-511).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class FetchPartition(Struct):
     log_start_offset: int = int64("5+", default=-1, ignorable=True)  # -1 = unknown
     partition_max_bytes: int = int32()
     replica_directory_id: bytes = uuid("17+", tag=0, ignorable=True)
-    # offset after the last readable record
+    # high watermark that the follower knows (KIP-1166)
     high_watermark: int = int64("18+", default=2**63 - 1, tag=1, ignorable=True)
 
 
@@ -102,7 +102,7 @@ class EpochEndOffset(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdAndEpoch(Struct):
-    """The current leader as the answering broker knows it; set with NOT_LEADER_OR_FOLLOWER or
+    """The current leader according to the responding broker; set with NOT_LEADER_OR_FOLLOWER or
     FENCED_LEADER_EPOCH.
     """
 

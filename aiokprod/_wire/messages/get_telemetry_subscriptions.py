@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions (API key 71): which metrics a client is asked to push (KIP-714)."""
+"""GetTelemetrySubscriptions (API key 71): the metrics that a client should push (KIP-714)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class GetTelemetrySubscriptionsRequest(Message):
     max_version = 0
     flexible_version = 0
 
-    client_instance_id: bytes = uuid()  # zero: the broker makes one
+    client_instance_id: bytes = uuid()  # zero: the broker creates one
 
 
 @dataclass(frozen=True, slots=True)
 class GetTelemetrySubscriptionsResponse(Message):
-    """What to push, in which form and how often."""
+    """The subscription: the metrics to push, their encoding and the interval."""
 
     api_key = 71
     min_version = 0

@@ -30,7 +30,7 @@ class ListTransactionsRequest(Message):
 
     state_filters: Sequence[str] = string_array()
     producer_id_filters: Sequence[int] = int64_array()
-    duration_filter: int = int64("1+", default=-1)  # open for at least so many ms, -1 = any
+    duration_filter: int = int64("1+", default=-1)  # minimum age in ms, -1 = any
     transactional_id_pattern: str | None = nullable_string("2+", default=None)
 
 

@@ -1,6 +1,6 @@
 """Metadata (API key 3): brokers, topics and partition leaders.
 
-Versions 10 and later carry topic ids (KIP-516).
+Versions 10 and later have topic ids (KIP-516).
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class MetadataResponseTopic(Struct):
     topic_id: bytes = uuid("10+", ignorable=True)  # zero = unknown
     is_internal: bool = boolean("1+", ignorable=True)
     partitions: Sequence[MetadataResponsePartition] = array(MetadataResponsePartition)
-    # bit set, -2³¹ = not asked for
+    # bit set, -2³¹ = not requested
     topic_authorized_operations: int = int32("8+", default=-(2**31))
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataResponse(Message):
-    """Brokers, topics and controller as the answering broker knows them."""
+    """Brokers, topics and controller according to the responding broker."""
 
     api_key = 3
     min_version = 0
@@ -101,6 +101,6 @@ class MetadataResponse(Message):
     cluster_id: str | None = nullable_string("2+", default=None, ignorable=True)  # null = unknown
     controller_id: int = int32("1+", default=-1, ignorable=True)  # -1 = none
     topics: Sequence[MetadataResponseTopic] = array(MetadataResponseTopic)
-    # bit set, -2³¹ = not asked for
+    # bit set, -2³¹ = not requested
     cluster_authorized_operations: int = int32("8-10", default=-(2**31))
     error_code: int = int16("13+", ignorable=True)  # 0 = none, REBOOTSTRAP_REQUIRED (KIP-1102)

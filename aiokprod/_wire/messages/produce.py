@@ -67,7 +67,7 @@ class BatchIndexAndErrorMessage(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdAndEpoch(Struct):
-    """The current leader as the answering broker knows it; set with NOT_LEADER_OR_FOLLOWER or
+    """The current leader according to the responding broker; set with NOT_LEADER_OR_FOLLOWER or
     FENCED_LEADER_EPOCH.
     """
 

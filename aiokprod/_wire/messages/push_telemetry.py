@@ -20,13 +20,13 @@ class PushTelemetryRequest(Message):
     client_instance_id: bytes = uuid()
     subscription_id: int = int32()
     terminating: bool = boolean()  # the last push of this client
-    compression_type: int = int8()  # codec id, as in record batches
+    compression_type: int = int8()  # codec id, the same as in record batches
     metrics: bytes = byte_string()
 
 
 @dataclass(frozen=True, slots=True)
 class PushTelemetryResponse(Message):
-    """Whether the broker has accepted the metrics."""
+    """The result of the push."""
 
     api_key = 72
     min_version = 0

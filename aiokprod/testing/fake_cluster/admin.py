@@ -1,4 +1,4 @@
-"""Operations on a fake cluster: topics, leaders, start and stop of brokers."""
+"""Operations on a fake cluster: topics, leaders, starting and stopping brokers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FakeClusterAdmin:
         replication: int | None = None,
         config: TopicConfig | None = None,
     ) -> Topic:
-        """Create a topic; leaders are assigned round robin, from the first broker on."""
+        """Create a topic; leaders are assigned round robin, beginning with the first broker."""
         self._topics_made += 1
         topic = Topic(name, new_topic_id(self._topics_made), config or TopicConfig())
         self.topics[name] = topic
@@ -104,12 +104,12 @@ class FakeClusterAdmin:
             )
 
     def forget_producers(self, topic: str, partition: int, producer_id: int | None = None) -> None:
-        """Drop a partition's producer state, as retention does."""
+        """Drop a partition's producer state, like retention."""
         self.forgotten.add((topic, partition))
         self.topics[topic].partitions[partition].log.ledger.forget(producer_id)
 
     def retain(self, topic: str, partition: int) -> None:
-        """Drop all records of a partition and its producer state, as retention does."""
+        """Drop all records of a partition and its producer state, like retention."""
         self.forgotten.add((topic, partition))
         log = self.topics[topic].partitions[partition].log
         log.delete_before(log.end_offset)
@@ -180,7 +180,7 @@ class FakeClusterAdmin:
             if partition.leader is not None:
                 partition.leader = ids.get(partition.leader, partition.leader)
 
-    # -- start and stop of brokers ----------------------------------------------------------------
+    # -- starting and stopping brokers ------------------------------------------------------------
 
     def kill(
         self, broker_id: int, *, silent: bool = False, failover_s: float | None = None
@@ -188,7 +188,7 @@ class FakeClusterAdmin:
         """Kill a broker (SIGKILL): connections are reset, unreplicated records of leaders are lost.
 
         Args:
-            silent: as in a power cut, connections are not reset and connects hang.
+            silent: like in a power failure, connections are not reset and connection attempts hang.
             failover_s: seconds until new leaders are elected; default: `failover_s` of the cluster.
         """
         broker = self.brokers[broker_id]
@@ -267,8 +267,8 @@ class FakeClusterAdmin:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Let live replicas join the in-sync sets. Only a living leader adds them: without one the
-        set remains, so that it contains no replica that misses records, and a member of it that
+        """Let live replicas join the in-sync sets. Only a live leader adds them. Without one the
+        set is unchanged, so that it contains no replica that lacks records, and a member that
         returns is elected. Source: KIP-497; Java `Partition.maybeExpandIsr`."""
         living = [broker.broker_id for broker in self.brokers.values()
                   if broker.is_registered and broker.is_up]  # fmt: skip

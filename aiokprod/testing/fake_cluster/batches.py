@@ -1,4 +1,4 @@
-"""Decodes and validates record batches as a broker's log validator does.
+"""Decodes and validates record batches like a broker's log validator.
 
 Independent of `aiokprod._wire.batch_reader`, so that both cannot share one misunderstanding of the
 format. Source: Kafka documentation, "Record Batch"; Java `DefaultRecordBatch`, `LogValidator`.
@@ -23,8 +23,8 @@ HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 CRC_START: Final = 21
 _CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 PRODUCE_SINCE: Final = {"zstd": 7}
-"""Lowest version of Produce with which brokers take a codec, of those that not all versions take
-(KIP-110)."""
+"""Lowest version of Produce in which brokers accept a codec, for codecs that not all versions
+accept (KIP-110)."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 
 
@@ -54,7 +54,8 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A valid record batch; `oddities` lists what brokers accept but clients should not write."""
+    """A valid record batch; `oddities` lists properties that brokers accept but clients should not
+    write."""
 
     codec: str
     producer_id: int
@@ -77,13 +78,13 @@ class Batch:
 @functools.lru_cache(maxsize=1024)
 def read_batch(data: bytes, *, produce_version: int) -> Batch:
     """Parse the records field of one partition of a Produce request. Recent results are cached,
-    since checks read the same batches again.
+    because checks read the same batches again.
 
     Raises:
         BatchRefused: the batch is invalid; has the error code of the broker's response.
     """
     if len(data) < HEADER.size:
-        raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are no record batch")
+        raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are not a record batch")
     fields = HEADER.unpack_from(data)
     base_offset, length, leader_epoch, magic, crc, attributes, last_delta = fields[:7]
     base_timestamp, max_timestamp, producer_id, epoch, base_sequence, count = fields[7:]

@@ -25,15 +25,16 @@ class FakeBroker:
 
     Attributes:
         is_up: the broker process runs and listens.
-        is_registered: the controller counts it as alive; it appears in metadata.
+        is_registered: the controller considers it alive; it appears in metadata.
         is_listed: if False, Metadata does not list the broker and it leads no partition, but
-            FindCoordinator may name it (as with a proxy whose coordinators are not listed).
+            FindCoordinator may return it (like with a proxy whose coordinators are not listed).
         is_paused: frozen (SIGSTOP): it accepts connections and bytes, but does not process them.
         throttle_ms: throttle_time_ms of its responses.
         stale_view: leaders and epochs in its Metadata responses, by (topic id, partition), while
             it gets no metadata updates; None = current metadata.
         on_resume: callbacks for the end of the freeze.
-        deaths: times it was killed; requests in process at that time are never finished.
+        deaths: number of times that it was killed; requests in progress at that time are never
+            finished.
         held: requests it has read but not processed yet.
         stopped_at: end offsets of its partitions at its last controlled shutdown.
     """
@@ -65,7 +66,7 @@ class FakeBroker:
 
     @property
     def address(self) -> str:
-        """host:port, as for `bootstrap_servers`."""
+        """The address as "host:port", for `bootstrap_servers`."""
         return f"{self.host}:{self.port}"
 
     def accept(self, link: Link | None) -> asyncio.Protocol:
@@ -92,11 +93,11 @@ class FakeBroker:
         return message
 
     def freeze(self) -> None:
-        """Freeze the broker, as SIGSTOP does."""
+        """Freeze the broker, like SIGSTOP."""
         self.is_paused = True
 
     def thaw(self) -> None:
-        """Resume the broker, as SIGCONT does: the requests received meanwhile are processed in
+        """Resume the broker, like SIGCONT: the requests received meanwhile are processed in
         order."""
         self.is_paused = False
         waiting, self.on_resume = self.on_resume, []

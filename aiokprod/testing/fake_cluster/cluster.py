@@ -1,6 +1,6 @@
 """`FakeCluster`: a Kafka cluster in the test process that speaks the wire protocol.
 
-It validates requests as brokers do and stores records, so that a test can check the logs
+It validates requests like a broker and stores records, so that a test can check the logs
 afterwards; hooks inject faults. Simplifications: one log per partition instead of one per replica
 (an unreplicated tail can be lost, see `kill`), and every replica catches up at once.
 """
@@ -41,7 +41,8 @@ EPOCH_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestNote:
-    """A request that was served: loop time in s, size in bytes including the length prefix."""
+    """A request that a broker received. `time` is the loop time in s; `size` is in bytes and
+    includes the length prefix."""
 
     time: float
     broker_id: int
@@ -53,7 +54,7 @@ class RequestNote:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A batch that the model rejected, not a script."""
+    """A batch that was rejected by the model, not by a script."""
 
     time: float
     broker_id: int
@@ -68,7 +69,7 @@ class FakeCluster(FakeClusterAdmin):
 
     Args:
         brokers: number of brokers; ids start at 1.
-        network: the network they listen on; a new one if None.
+        network: the network on which they listen; a new one if None.
         version_profile: Kafka version to emulate, see `profiles`.
         default_partitions, default_replication: defaults for new topics.
         auto_create: Metadata requests may create topics.
@@ -83,16 +84,16 @@ class FakeCluster(FakeClusterAdmin):
         denied_topics, read_only_topics: topics that clients may not see, or not write to.
         hidden_settings: topics whose settings clients may not read.
         transactions: state of the transaction coordinators.
-        answer_filters: applied in order to every response, after the edits of the script; each gets
-            the request and the message, and returns the message to send.
+        answer_filters: functions that are applied in order to every response, after the edits of
+            the script; each gets the request and the message, and returns the message to send.
         coordinator_ids: ids of the brokers that may coordinate; None = all that are up.
         group_generations: current generation of the consumer groups for which it is checked.
-        requests: all requests served, in order.
+        requests: all requests received, in order.
         refusals: batches the model rejected; a correct client with a current epoch causes none.
         violations: bytes or behaviour of the client that break the protocol; must be empty.
         duplicates: batches recognised as already in the log.
         sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
-        telemetry: the subscription of `subscribe`, with what was pushed; None without one.
+        telemetry: the subscription of `subscribe`, with the pushed metrics; None without one.
     """
 
     def __init__(
@@ -211,12 +212,12 @@ class FakeCluster(FakeClusterAdmin):
         record_errors: tuple[tuple[int, str], ...] = (),
         leader_hint: bool = True,
     ) -> None:
-        """Answer the next batches of a partition with an error code (0 = no error).
+        """Respond to the next batches of a partition with an error code (0 = no error).
 
         Args:
-            append: append the batches in spite of the error.
+            append: append the batches despite the error.
             message, record_errors: texts for the batch and for single records (KIP-467).
-            leader_hint: leader errors name the true leader (KIP-951).
+            leader_hint: leader errors name the actual leader (KIP-951).
         """
         fault = ProduceFault(
             code=code,
@@ -235,18 +236,18 @@ class FakeCluster(FakeClusterAdmin):
         times: int | None = 1,
         broker_id: int | None = None,
     ) -> Callable[[], None]:
-        """Answer the next requests of an API with an error code, without processing them:
+        """Respond to the next requests of an API with an error code, without processing them:
         ``cluster.fail(Api.PRODUCE, Code.NOT_LEADER_OR_FOLLOWER)``.
 
         Args:
-            times, broker_id: as for `control`; None = until the returned function is called.
+            times, broker_id: see `control`; None = until the returned function is called.
 
         Raises:
-            ValueError: the code is 0, or is none of Kafka's.
+            ValueError: the code is 0 or not a code of Kafka.
         """
         number = code.number if isinstance(code, ErrorCode) else int(code)
         if number == Code.NONE or number not in Code._value2member_map_:
-            raise ValueError(f"{code!r} is no error code: use a member of Code other than NONE")
+            raise ValueError(f"{code!r} is not an error code: use a member of Code other than NONE")
         return self.control(
             int(api), Reaction(process=False, error=number), times=times, broker_id=broker_id
         )
@@ -257,10 +258,10 @@ class FakeCluster(FakeClusterAdmin):
             if broker_id in (None, broker.broker_id):
                 broker.throttle_ms = milliseconds
 
-    # -- what happened --------------------------------------------------------------------------
+    # -- received requests and logs -------------------------------------------------------------
 
     def subscribe(self, *requested: str, **settings: Any) -> ClientTelemetry:
-        """Ask clients that connect from now on to push their metrics (KIP-714).
+        """Request metrics from clients that connect from now on (KIP-714).
 
         Args:
             requested: prefixes of names of metrics; "" for all.
@@ -296,7 +297,8 @@ class FakeCluster(FakeClusterAdmin):
     def count(
         self, api_key: int, *, since: float = 0.0, until: float = float("inf"), broker_id: int = 0
     ) -> int:
-        """Number of requests of an API served in a span of loop time (broker 0 = any)."""
+        """Number of requests of an API received from `since` to `until` (loop time), by one broker
+        or, if `broker_id` is 0, by all brokers."""
         return sum(
             note.api_key == api_key
             and since <= note.time <= until
@@ -326,7 +328,7 @@ class FakeCluster(FakeClusterAdmin):
     # -- called by the API modules --------------------------------------------------------------
 
     def new_producer_id(self) -> tuple[int, int]:
-        """The next producer id and its first epoch. The first id is 0, as in a new cluster."""
+        """The next producer id and its first epoch. The first id is 0, like in a new cluster."""
         self.next_producer_id += 1
         return self.next_producer_id - 1, self.first_epoch
 

@@ -1,7 +1,7 @@
 """The broker's side of a connection: reads requests and sends responses, one request at a time.
 
-As a real broker does, it mutes the connection while a request is processed, so that responses are
-in the order of the requests; a throttled connection stays muted for the throttle time (KIP-219).
+Like a real broker, it mutes the connection while a request is processed, so that responses are in
+the order of the requests; a throttled connection stays muted for the throttle time (KIP-219).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ServerConnection(asyncio.Protocol):
         self.serve_next()
 
     def eof_received(self) -> bool:
-        """Serve the requests received before EOF, as a broker does."""
+        """Serve the requests received before EOF, like a real broker."""
         self._ended = True
         if self._response_pending:
             self._transport.close()
@@ -105,7 +105,7 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    # -- one request at a time ------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
     def serve_next(self) -> None:
         """Serve the next request unless one is being served or the broker is frozen."""
@@ -200,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
             assert isinstance(message, RESPONSES[request.api_key])
             message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
-            # ApiVersions v0 has no throttle field, so the client need not wait.
+            # A response to ApiVersions v0 has no throttle_time_ms, so the client may send at once.
             tells = request.api_key != API_VERSIONS or request.version > 0
             if reaction.is_honest and tells:
                 throttle_s = getattr(message, "throttle_time_ms", 0) / 1000

@@ -1,4 +1,5 @@
-"""Scripted faults: how a broker reacts to a request instead of, or besides, answering it."""
+"""Scripted faults: reactions of a broker to a request, instead of or in addition to the
+response."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """How a broker handles one request.
+    """The way in which a broker handles one request.
 
     Attributes:
         process: let the model process it; if False, its records never reach the log.
         before_s: delay before the request is processed, s.
         after_s: delay before the response is sent, s.
         error: respond with this error code in all error fields of the response.
-        answer: respond with this message instead of the model's.
+        answer: respond with this message instead of that of the model.
         edit: function that changes the model's message.
         edit_frame: function that changes the encoded frame, with length prefix and header.
         raw: send these bytes instead of a frame.
         silent: send nothing.
         close: close the connection gracefully afterwards.
         cut_at: reset the connection after this many bytes of the response.
-        gate: process the request, with another reaction, when this lets it through.
+        gate: process the request, with another reaction, when this gate releases it.
     """
 
     process: bool = True
@@ -51,7 +52,7 @@ class Reaction:
 
 
 class Gate:
-    """Holds requests until the test lets them through, in the order of their arrival.
+    """Holds requests until the test releases them, in the order of their arrival.
 
     `let_through` may be called before the request has arrived.
     """
@@ -86,7 +87,7 @@ def answer_late(seconds: float) -> Reaction:
 
 
 def lose_request() -> Reaction:
-    """Neither process nor answer the request."""
+    """Neither process the request nor respond to it."""
     return Reaction(process=False, silent=True)
 
 
@@ -212,7 +213,7 @@ class ProduceFault:
 
     Attributes:
         code: error code of the response.
-        append: append the batch in spite of the error.
+        append: append the batch despite the error.
         message: text for the batch (KIP-467).
         record_errors: (index in batch, text).
         leader_hint: name the current leader in the response (KIP-951).

@@ -1,4 +1,4 @@
-"""Decodes request frames and encodes response frames, as a broker does.
+"""Decodes request frames and encodes response frames, like a broker.
 
 Independent of `aiokprod._wire.headers`, so that both cannot share one misunderstanding.
 Source: Kafka protocol guide, "Request Header", "Response Header".
@@ -113,8 +113,8 @@ def read_request(
 
 
 def _encoded(message: Message, version: int) -> bytes:
-    """Encode a body. None becomes null in every field, since tests let brokers send nulls that the
-    schema does not allow."""
+    """Encode a body. None is encoded as null in every field, because tests let brokers send nulls
+    that the schema does not allow."""
     plan = encode_plan(type(message), version, message.is_flexible(version), True)
     return b"".join(plan.encode(message))
 

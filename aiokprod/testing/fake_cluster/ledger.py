@@ -1,4 +1,4 @@
-"""The state a partition keeps of its idempotent producers.
+"""The state that a partition keeps of its idempotent producers.
 
 Source: Java `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
 """
@@ -44,11 +44,11 @@ class Ledger:
     """Epoch and last batches of each producer id in one partition.
 
     Attributes:
-        strict: answer UNKNOWN_PRODUCER_ID if the first sequence of an unknown producer is not 0, as
-            brokers before 2.4 did; later versions accept any.
-        by_order: answer DUPLICATE_SEQUENCE_NUMBER to every batch that ends before the oldest one in
-            the window, even if that is because the sequences wrapped, as Kafka 1.0.0 and 1.0.1 do
-            (`ProducerAppendInfo.isDuplicate`; changed by KAFKA-6683).
+        strict: respond with UNKNOWN_PRODUCER_ID if the first sequence of an unknown producer is not
+            0, like brokers before 2.4; later versions accept any.
+        by_order: respond with DUPLICATE_SEQUENCE_NUMBER to every batch that ends before the oldest
+            one in the window, even if that is because the sequences wrapped, like Kafka 1.0.0 and
+            1.0.1 (`ProducerAppendInfo.isDuplicate`; changed by KAFKA-6683).
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Ledger:
             self._entries[producer_id] = _Entry(epoch, self._window)
 
     def forget(self, producer_id: int | None = None) -> None:
-        """Drop the state of one producer or of all, as retention does."""
+        """Drop the state of one producer or of all, like retention."""
         if producer_id is None:
             self._entries.clear()
         else:

@@ -28,7 +28,7 @@ class StoredBatch:
 
     Attributes:
         marker: type of a control batch: True = commit, False = abort; None for data.
-        stored_at: loop time of the append, s; tests judge by it.
+        stored_at: loop time of the append, s; for the checks of tests.
     """
 
     base_offset: int
@@ -147,8 +147,8 @@ class PartitionLog:
         return end - self.end_offset
 
     def delete_before(self, offset: int, *, forget_producers: bool = True) -> None:
-        """Delete whole batches below `offset` and the producer state that only they prove, as
-        retention does."""
+        """Delete whole batches below `offset`, and the producer state that only they prove, like
+        retention."""
         end = self.end_offset
         self.removed += [stored for stored in self.batches if stored.next_offset <= offset]
         self.batches = [stored for stored in self.batches if stored.next_offset > offset]

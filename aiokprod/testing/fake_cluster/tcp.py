@@ -28,8 +28,8 @@ async def serve_tcp(
     Args:
         tls: SSL context of the server, for TLS listeners.
 
-    Kill, stop and start of brokers work as in memory, except that the port of a dead broker accepts
-    and closes connections instead of refusing them.
+    Killing, stopping and starting brokers works like in memory, except that the port of a dead
+    broker accepts and closes connections instead of refusing them.
     """
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []

@@ -1,4 +1,5 @@
-"""The receiver of client telemetry (KIP-714): hands out a subscription and keeps what is pushed."""
+"""The receiver of client telemetry (KIP-714): returns a subscription and keeps the pushed
+metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ class Push:
     """One PushTelemetry request that was accepted.
 
     Attributes:
-        client_instance_id: of the client.
+        client_instance_id: id of the client.
         time: loop time of its arrival, s.
-        codec_id: of the compression.
-        data: as pushed, possibly compressed.
-        terminating: the client said that it is the last one.
+        codec_id: id of the compression codec.
+        data: the pushed metrics, possibly compressed.
+        terminating: the client has marked it as its last push.
     """
 
     client_instance_id: bytes
@@ -27,10 +28,11 @@ class Push:
 
 @dataclass(slots=True)
 class ClientTelemetry:
-    """What the brokers ask for; change it at any time. Every change needs a new `subscription_id`.
+    """The subscription that the brokers return. It can be changed at any time; every change needs a
+    new `subscription_id`.
 
     Attributes:
-        requested: prefixes of names; none at all means that nothing is to be pushed.
+        requested: prefixes of names; if there are none, no metrics are pushed.
         interval_ms, max_bytes, delta, codecs: see `GetTelemetrySubscriptionsResponse`.
         pushes: accepted requests, in order.
     """
@@ -45,7 +47,7 @@ class ClientTelemetry:
     _clients: int = 0
 
     def instance_id(self, known: bytes) -> bytes:
-        """The id of a client: the one that it has, or a new one."""
+        """The id of a client: its current id, or a new one."""
         if any(known):
             return known
         self._clients += 1

@@ -61,7 +61,8 @@ class Topic:
 def spread(
     brokers: Sequence[int], count: int, factor: int, first: int = 0
 ) -> list[tuple[int, ...]]:
-    """Replicas of `count` partitions from number `first` on, leaders round robin."""
+    """Replicas of `count` partitions, beginning with number `first`; leaders are assigned round
+    robin."""
     factor = min(factor, len(brokers))
     return [
         tuple(brokers[(index + step) % len(brokers)] for step in range(factor))
@@ -75,7 +76,7 @@ def new_topic_id(seed: int) -> bytes:
 
 
 def shrink_isr(partition: Partition, alive: Iterable[int]) -> None:
-    """Remove dead replicas from the in-sync set; the last one stays, as in Kafka."""
+    """Remove dead replicas from the in-sync set; the last one stays, like in Kafka."""
     living = set(alive)
     remaining = tuple(broker for broker in partition.isr if broker in living)
     if remaining:

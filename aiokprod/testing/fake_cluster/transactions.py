@@ -1,7 +1,7 @@
 """The transaction coordinators of a fake cluster: state machines of both protocols.
 
 The state belongs to the cluster, so it survives the death of a coordinator. FindCoordinator decides
-which broker coordinates a transactional id; all others answer NOT_COORDINATOR.
+which broker coordinates a transactional id; all others respond with NOT_COORDINATOR.
 
 Source: Java `TransactionCoordinator`, `TransactionMetadata`, `TransactionStateManager`;
 KIP-98, KIP-360, KIP-447, KIP-890.
@@ -29,11 +29,11 @@ Where = tuple[str, int]
 
 
 class CommittedOffset(int):
-    """A committed offset, with what was committed beside it.
+    """A committed offset with its metadata and the time of the commit.
 
     Attributes:
-        metadata: as committed.
-        committed_at: loop time of the TxnOffsetCommit request, s; retention counts from there.
+        metadata: the metadata string of the commit.
+        committed_at: loop time of the TxnOffsetCommit request, s; the retention starts then.
     """
 
     metadata: str | None
@@ -64,7 +64,7 @@ _PREPARING: Final = (Phase.PREPARE_COMMIT, Phase.PREPARE_ABORT)
 
 @dataclass(slots=True)
 class Transactional:
-    """What the coordinator knows of a transactional id.
+    """The coordinator's state of a transactional id.
 
     Attributes:
         last_epoch: the previous epoch, whose owner may repeat its request; -1 after fencing.
@@ -195,7 +195,7 @@ class TransactionModel:
         return {where for entry in self.ids.values() for where in entry.offsets.get(group, ())}
 
     def delete_offsets_of(self, topic: str) -> None:
-        """Delete the offsets of a deleted topic, those of open transactions included.
+        """Delete the offsets of a deleted topic, including those of open transactions.
 
         Source: Java `OffsetMetadataManager.onPartitionsDeleted`.
         """
@@ -207,8 +207,9 @@ class TransactionModel:
                 del offsets[where]
 
     def expire_offsets(self, retention_s: float) -> int:
-        """Delete offsets of groups without members after so many seconds, as brokers do after
-        offsets.retention.minutes, except those that an open transaction replaces; returns how many.
+        """Delete offsets of groups without members that are older than `retention_s` seconds, like
+        brokers after offsets.retention.minutes, except those that an open transaction replaces.
+        Returns their number.
 
         Source: Java `OffsetMetadataManager.cleanupExpiredOffsets`.
         """
@@ -222,7 +223,7 @@ class TransactionModel:
                     deleted += 1
         return deleted
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:

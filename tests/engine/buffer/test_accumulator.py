@@ -746,7 +746,7 @@ def test_withdrawal_that_is_interrupted_anywhere_leaves_nothing_behind(sealed: b
 def test_record_may_be_cancelled_anywhere_within_a_call_or_a_pass(
     within: str, sealed: bool
 ) -> None:
-    """As `asyncio.run` does on SIGINT: its signal handler cancels the main task, which may await a
+    """Like `asyncio.run` on SIGINT: its signal handler cancels the main task, which may await a
     record, between any two bytecodes."""
 
     def cancelled(step: int) -> bool:

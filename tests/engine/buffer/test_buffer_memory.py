@@ -182,7 +182,7 @@ def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None
 
 @virtual
 async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None:
-    """By a garbage collection during the creation of the future that is waited for."""
+    """It is dropped by a garbage collection during the creation of the awaited future."""
     memory, _ = budget()
     held = [Reservation(memory)]
     assert memory.try_reserve(100, held[0])

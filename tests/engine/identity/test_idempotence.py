@@ -85,7 +85,7 @@ def expiring() -> EngineHarness:
 
 
 def expired_in_flight() -> tuple[EngineHarness, Delivery]:
-    """As `expiring`, and a record that has expired while its request is in flight."""
+    """Like `expiring`, and a record that has expired while its request is in flight."""
     harness = expiring()
     delivery = harness.append(b"expired")
     harness.step()
@@ -96,7 +96,7 @@ def expired_in_flight() -> tuple[EngineHarness, Delivery]:
 def expired_in_backoff(
     value: bytes, *, stored: bool = False
 ) -> tuple[EngineHarness, list[Delivery], Sent]:
-    """As `expiring`, and a record whose request was lost shortly before it expired, while that of
+    """Like `expiring`, and a record whose request was lost shortly before it expired, while that of
     its successor `value` is in flight; `stored`: the broker has appended it.
 
     Returns:

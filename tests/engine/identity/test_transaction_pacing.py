@@ -1,5 +1,5 @@
-"""Markers of the previous transaction are waited for only where that is faster and never for long;
-partitions are added one at a time, which delays the others only briefly."""
+"""The producer waits for the markers of the previous transaction only where that is faster, and
+never for long; partitions are added one at a time, which delays the others only briefly."""
 
 from __future__ import annotations
 

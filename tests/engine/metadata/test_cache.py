@@ -388,7 +388,7 @@ def test_lower_epochs_are_decided_on_within_two_seconds_whatever_the_backoff_was
 
 def kept() -> tuple[Metadata, float, int]:
     """A cache without topic ids, the time, and a generation whose leader two responses since have
-    contradicted. Their requests were not made because it proved wrong."""
+    contradicted. Their requests were not made because it was found to be wrong."""
     cache = metadata()
     cache.mark_used("t", NOW)
     refresh(cache, without_ids(5), NOW)

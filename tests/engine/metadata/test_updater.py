@@ -84,7 +84,7 @@ def make(client: FakeClient | None = None, **settings: Any) -> UpdaterHarness:
     return UpdaterHarness(settings, client or FakeClient())
 
 
-# -- asking -------------------------------------------------------------------------------------
+# -- requests -----------------------------------------------------------------------------------
 
 
 def test_first_pass_asks_a_bootstrap_node_for_the_brokers() -> None:

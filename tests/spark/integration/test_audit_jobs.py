@@ -48,7 +48,7 @@ def source(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def log_of(spark: Any, rows: Sequence[dict[str, Any]], *, audited: bool = True) -> Any:
-    """As `read_log` and `with_audit_id` give it; offsets count over all partitions."""
+    """The log in the form of `read_log` and `with_audit_id`; offsets count over all partitions."""
     made = []
     for offset, one in enumerate(rows):
         headers = list(one["headers"])

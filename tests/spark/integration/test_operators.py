@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 def run_stream(
     frame: Any, broker: KafkaCluster, folder: Path, *, batches: int, crash: str | None = None
 ) -> BaseException | None:
-    """Run the stream, which has a topic column, for so many more batches, or until the driver
+    """Run the stream, which has a topic column, for `batches` more batches, or until the driver
     crashes at a point of the next one's commit; its failure, or None."""
     done = commits(folder)
     writer = frame.writeStream.format("aiokprod-crashing" if crash else "aiokprod").options(

@@ -104,7 +104,8 @@ class Query:
         return messages
 
     def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
-        """A driver that dies after so many EndTxn; None: before its decision is written."""
+        """A driver that dies after `ended` EndTxn requests; None: before its decision is
+        written."""
         options = SinkOptions.parse(self.options)
         ender = TransactionEnder(options, batch)
 

@@ -365,7 +365,7 @@ class Driver:
     # -- commit and abort -----------------------------------------------------------------------
 
     async def _commit(self, number: int | None, messages: list[Prepared]) -> None:
-        """As `AiokprodWriter.commit`, in a process of the driver."""
+        """Like `AiokprodWriter.commit`, in a process of the driver."""
         if self.world.strikes("time_out", 0.3):  # a slow driver
             await asyncio.sleep(self.plan.timeout_s * self.rng.uniform(0.3, 1.2))
         process = self._committer()
@@ -387,7 +387,7 @@ class Driver:
         check.succeeded()
 
     async def _abort(self, messages: list[Prepared | None]) -> None:
-        """As `AiokprodWriter.abort`, which never raises."""
+        """Like `AiokprodWriter.abort`, which never raises."""
         prepared = [one for one in messages if one is not None and not one.skipped]
         if not prepared:
             return

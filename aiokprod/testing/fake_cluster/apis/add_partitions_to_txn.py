@@ -17,7 +17,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Add the partitions, or answer with an error code for each."""
+    """Add the partitions, or respond with an error code for each."""
     body = request.body
     model = broker.cluster.transactions
     name = body.v3_and_below_transactional_id

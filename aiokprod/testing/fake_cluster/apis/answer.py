@@ -13,7 +13,7 @@ class Answer:
     """A response, immediate or delayed.
 
     Attributes:
-        message: the response; None = none is sent (acks=0).
+        message: the response; None = no response is sent (acks=0).
         delay_s: delay of the response, s.
         finish: function that returns the response after the delay; replaces `message`.
         close: close the connection instead (an error with acks=0).

@@ -1,4 +1,5 @@
-"""ApiVersions (18): an unsupported version is answered in version 0 with a list (KIP-511)."""
+"""ApiVersions (18): the response to an unsupported version is in version 0 and has a list
+(KIP-511)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ApiVersionsResponse:
-    """A response with this error code; as from real brokers, it still has the list of versions."""
+    """A response with this error code; like that of real brokers, it still has the list of
+    versions."""
     return ApiVersionsResponse(error_code=code, api_keys=_ranges(broker))
 
 

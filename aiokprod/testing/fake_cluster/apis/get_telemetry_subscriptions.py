@@ -9,7 +9,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Return what is to be pushed."""
+    """Return the metrics to push."""
     telemetry = broker.cluster.telemetry
     assert telemetry is not None, "the API is offered only with a subscription"
     return Answer(

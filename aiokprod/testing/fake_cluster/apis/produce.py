@@ -110,10 +110,11 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
 
 
 def _known_to(version: int, code: Code) -> Code:
-    """The error code that a client of this request version gets.
+    """The error code in a response of this version, whose clients may not know `code`.
 
-    Source: Java `ProduceRequest` and `KafkaApis`: KAFKA_STORAGE_ERROR exists since version 4
-    (before: NOT_LEADER), UNKNOWN_PRODUCER_ID since version 5 and Kafka 1.0.
+    Source: Java `ProduceRequest` and `KafkaApis`: version 4 added KAFKA_STORAGE_ERROR (before:
+    NOT_LEADER_OR_FOLLOWER), version 5 (Kafka 1.0) added UNKNOWN_PRODUCER_ID (before:
+    OUT_OF_ORDER_SEQUENCE_NUMBER).
     """
     if code is Code.KAFKA_STORAGE_ERROR and version < STORAGE_ERROR_FROM:
         return Code.NOT_LEADER_OR_FOLLOWER
@@ -189,7 +190,7 @@ def _append(
         duplicate = broker.duplicate_of(partition, batch)
         if duplicate is not None:
             result.base_offset = duplicate.base_offset
-            # Also where producers stamp the records (Java `UnifiedLog.append`).
+            # This also applies to topics with CreateTime (Java `UnifiedLog.append`).
             result.append_time_ms = duplicate.timestamp_ms
             cluster.duplicates += 1
             end = duplicate.base_offset + len(batch.records)
@@ -247,7 +248,8 @@ def _check_records(broker: FakeBroker, partition: Partition, batch: Batch) -> No
 
 
 def _replicated(broker: FakeBroker, request: Request, results: _TopicResults) -> ProduceResponse:
-    """The response once replicas have the batches, the time is over, or leadership has moved."""
+    """The response once the replicas have the batches, the timeout has passed, or leadership has
+    moved."""
     for _, _, parts in results:
         for result in parts:
             if result.waits_until is None or result.partition is None or result.code:

@@ -1,4 +1,5 @@
-"""PushTelemetry (72): checks and keeps the metrics of a client, as `ClientMetricsManager` does."""
+"""PushTelemetry (72): checks and keeps the metrics of a client, like Java's
+`ClientMetricsManager`."""
 
 from __future__ import annotations
 
