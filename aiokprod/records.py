@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from aiokprod._core.batch import RecordMetadata
 from aiokprod.errors import ConfigError, Outcome
@@ -170,6 +170,54 @@ def validate_topic(name: object) -> str:
         f"topic {shown!r} ({len(name)} characters) is not legal: use 1 to 249 characters out of "
         "ASCII letters, digits, '.', '_' and '-', and neither '.' nor '..'"
     )
+
+
+def checked_headers(headers: Any) -> Sequence[Header]:
+    """Convert headers to (str, bytes | None) tuples. None means none; a mapping is accepted.
+
+    Raises:
+        ConfigError: a header is invalid; names it and the fix, but never shows its value.
+    """
+    if headers is None:
+        return ()
+    if isinstance(headers, dict):
+        headers = headers.items()
+    checked: list[Header] = []
+    try:
+        pairs = [tuple(pair) for pair in headers]
+    except TypeError:
+        pairs = None
+    if pairs is None or isinstance(headers, (str, bytes)):
+        raise ConfigError(
+            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}"
+        )
+    for number, pair in enumerate(pairs):
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            raise ConfigError(f"headers[{number}] must be a pair of str and bytes (or None)")
+        name, value = pair
+        if isinstance(value, (bytearray, memoryview)):
+            try:
+                value = bytes(value)
+            except ValueError as error:
+                raise ConfigError(
+                    f"headers[{number}] ({name!r}) has a value that cannot be read: {error}"
+                ) from error
+        if isinstance(value, bytes):
+            value = bytes(value)  # a subclass, too, becomes plain bytes
+        elif value is not None:
+            raise ConfigError(
+                f"headers[{number}] ({name!r}) has a value of type {type(value).__name__}; "
+                "encode it to bytes"
+            )
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"headers[{number}]: the name cannot be encoded as UTF-8 (lone surrogate at "
+                f"{error.start}); remove it"
+            ) from error
+        checked.append((str.__str__(name), value))
+    return checked
 
 
 def validate_partition(partition: object) -> int:

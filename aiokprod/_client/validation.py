@@ -18,6 +18,7 @@ from aiokprod.observer import HOOKS
 from aiokprod.plugins import METHODS
 from aiokprod.records import (
     ProducerRecord,
+    checked_headers,
     validate_partition,
     validate_timestamp_ms,
     validate_topic,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiokprod.interceptors import ProducerInterceptor
-    from aiokprod.records import Header
 
 _INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
 
@@ -219,51 +219,3 @@ def checked_record(
     if timestamp_ms is not None:
         validate_timestamp_ms(timestamp_ms)
     return ProducerRecord(topic, value, key, partition, timestamp_ms, checked_headers(headers))
-
-
-def checked_headers(headers: Any) -> Sequence[Header]:
-    """Convert headers to (str, bytes | None) tuples. None means none; a mapping is accepted.
-
-    Raises:
-        ConfigError: a header is invalid; names it and the fix, but never shows its value.
-    """
-    if headers is None:
-        return ()
-    if isinstance(headers, dict):
-        headers = headers.items()
-    checked: list[Header] = []
-    try:
-        pairs = [tuple(pair) for pair in headers]
-    except TypeError:
-        pairs = None
-    if pairs is None or isinstance(headers, (str, bytes)):
-        raise ConfigError(
-            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}"
-        )
-    for number, pair in enumerate(pairs):
-        if len(pair) != 2 or not isinstance(pair[0], str):
-            raise ConfigError(f"headers[{number}] must be a pair of str and bytes (or None)")
-        name, value = pair
-        if isinstance(value, (bytearray, memoryview)):
-            try:
-                value = bytes(value)
-            except ValueError as error:
-                raise ConfigError(
-                    f"headers[{number}] ({name!r}) has a value that cannot be read: {error}"
-                ) from error
-        if isinstance(value, bytes):
-            value = bytes(value)  # a subclass, too, becomes plain bytes
-        elif value is not None:
-            raise ConfigError(
-                f"headers[{number}] ({name!r}) has a value of type {type(value).__name__}; "
-                "encode it to bytes"
-            )
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"headers[{number}]: the name cannot be encoded as UTF-8 (lone surrogate at "
-                f"{error.start}); remove it"
-            ) from error
-        checked.append((str.__str__(name), value))
-    return checked

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiokprod._client.validation import checked_headers
 from aiokprod.errors import KafkaError, SerializationError
-from aiokprod.records import Header, RecordMetadata, validate_timestamp_ms
+from aiokprod.records import Header, RecordMetadata, checked_headers, validate_timestamp_ms
 
 HEADER_SIZE: Final = 61
 """Bytes of a record batch before its records (message format v2)."""

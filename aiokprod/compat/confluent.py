@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from aiokprod._client.validation import check_on_delivery
 from aiokprod._compat.bootstrap_watch import BootstrapWatch
 from aiokprod._compat.confluent_errors import as_theirs, their_error
 from aiokprod._compat.librdkafka_settings import translate
-from aiokprod._core.callbacks import is_plain_callable
 from aiokprod._log_fields import log_fields
 from aiokprod.cluster import ClusterSnapshot
 from aiokprod.config import ProducerConfig
@@ -304,11 +304,13 @@ class AIOProducer:
         """
         key_bytes, value_bytes = _bytes("key", key), _bytes("value", value)
         pairs = _headers(headers)
-        if on_delivery is not None and not is_plain_callable(on_delivery):
+        try:
+            check_on_delivery("produce", on_delivery)
+        except ConfigError:
             raise TypeError(
                 "on_delivery must be a plain callable that takes (error, message), not "
                 f"{on_delivery!r}"
-            )
+            ) from None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ProducedMessage] = loop.create_future()
         started = loop.time()

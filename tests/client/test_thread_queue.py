@@ -475,7 +475,7 @@ def test_close_ends_if_the_last_record_is_taken_back(monkeypatch: pytest.MonkeyP
         await producer.warm(["t"])
         cluster.auto_create = False
         waiting = producer.send_threadsafe("absent", b"v")
-        await until(lambda: bool(queue_of(producer)._lines))
+        await until(lambda: bool(queue_of(producer)._topic_queues))
         monkeypatch.setattr(ThreadQueue, "_has_room", slow_check)
         monkeypatch.setattr(ThreadQueue, "_take_back", slow_take_back)
         late = asyncio.ensure_future(asyncio.to_thread(producer.send_threadsafe, "t", b"late"))
@@ -485,7 +485,7 @@ def test_close_ends_if_the_last_record_is_taken_back(monkeypatch: pytest.MonkeyP
         may_append.set()
         await until(appended.is_set)
         waiting.cancel()
-        await until(lambda: not queue_of(producer)._lines)
+        await until(lambda: not queue_of(producer)._topic_queues)
         may_take_back.set()
         await asyncio.wait_for(closing, HANG_S)
         with pytest.raises(ProducerClosed):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aiokprod._client.validation import checked_headers
 from aiokprod.errors import ConfigError, Outcome
+from aiokprod.records import checked_headers
 
 
 class Name(str):

@@ -21,7 +21,7 @@ from aiokprod.errors import (
     error_code,
 )
 from aiokprod.records import TopicPartition
-from tests.engine.engine_harness import EngineHarness, error_of, offset_of, virtual
+from tests.engine.engine_harness import PRODUCER_ID, EngineHarness, error_of, offset_of, virtual
 from tests.reference.error_codes import CHECKED_BEFORE_THE_APPEND, RETRIED
 
 T0 = TopicPartition("t", 0)
@@ -31,6 +31,7 @@ FETCHES_METADATA = {3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103}
 SPLIT = {10, 18}
 ENDS_THE_PRODUCER = {31, 35}
 RETRIED_IF_IDEMPOTENT = {45, 47, 59}
+NEEDS_A_NEW_ID = {47}
 SUCCESS_IF_IDEMPOTENT = {46}
 UNKNOWN_CODES = [max(Code) + 1, 999, 32767, -2]
 ALL = [*map(int, Code), *UNKNOWN_CODES]
@@ -110,6 +111,10 @@ async def answered(code: int, *, idempotent: bool) -> None:
         assert harness.observer.retries == [error_code(code).name]
         harness.step()
         harness.later()
+        assert len(harness.brokers.init_requests) == (idempotent and code in NEEDS_A_NEW_ID)
+        if harness.brokers.init_requests:
+            harness.init_producer(PRODUCER_ID + 1)
+            harness.step()
         harness.brokers.last.ack()
         assert offset_of(delivery) == 0
     elif idempotent and code in SUCCESS_IF_IDEMPOTENT:
