@@ -90,6 +90,7 @@ class KafkaChannel:
         close_reason: set once CLOSED.
         events: the events, in order. The owner of the channel takes them from the left.
         session_lifetime_s: lifetime of the authenticated session, 0 = no limit.
+        held: no request is sent, from `hold` until the session is renewed.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class KafkaChannel:
         self._correlation_id = 0
         self._handshake_deadline = 0.0
         self._authentication_timeout = math.inf
-        self._held = False
+        self.held = False
         self._outgoing: list[BytesLike] = []
         self._unsent: list[InFlightRequest] = []
 
@@ -137,12 +138,12 @@ class KafkaChannel:
     def can_send(self) -> bool:
         """True if it is READY and has room for one more request. Ignores the transport and
         throttling."""
-        return self.state is State.READY and not self._held and not self.in_flight.full
+        return self.state is State.READY and not self.held and not self.in_flight.full
 
     @property
     def reauthentication_due(self) -> bool:
         """True if `hold` was called and all requests have ended: call `reauthenticate`."""
-        return self._held and self.state is State.READY and not self.in_flight
+        return self.held and self.state is State.READY and not self.in_flight
 
     @property
     def handshake_deadline(self) -> float:
@@ -206,7 +207,7 @@ class KafkaChannel:
             NotReady: `can_send` is false (a bug of the caller).
             KafkaError: the message cannot be expressed in this version.
         """
-        if self.state is not State.READY or self._held or self.in_flight.full:
+        if self.state is not State.READY or self.held or self.in_flight.full:
             raise NotReady(f"{self!r} cannot take {type(message).__name__}")
         return self._enqueue(message, version, on_done, now, deadline, expect_response)
 
@@ -271,7 +272,7 @@ class KafkaChannel:
 
     def hold(self) -> None:
         """Accept no more requests: a re-authentication is due once those in flight have ended."""
-        self._held = self._authenticator is not None
+        self.held = self._authenticator is not None
 
     def reauthenticate(self, now: float, deadline: float) -> None:
         """Run the authenticator again; until it has ended, no requests are accepted (KIP-368).
@@ -295,7 +296,7 @@ class KafkaChannel:
         if isinstance(step, Authenticated):
             self._advance(Event.AUTHENTICATED)
             self.session_lifetime_s = step.session_lifetime_s
-            self._held = False
+            self.held = False
             self._become_ready(0)
         elif isinstance(step, AuthTask):
             self.events.append(AuthTaskRequested(step.run))

@@ -392,8 +392,11 @@ class Connection(asyncio.Protocol):
                         self._work(event)
                     else:
                         self._close(event)
-                # Last, because the response before it may ask the client to wait.
-                if not channel.reauthentication_due or not self._reauthenticate():
+                # Last, because the response before it may ask the client to wait. Without a call
+                # in most passes.
+                if not (channel.held and channel.reauthentication_due):
+                    break
+                if not self._reauthenticate():
                     break
         finally:
             self._dispatching = False
