@@ -1,7 +1,11 @@
 """Decides what to do with a batch after a response, and makes the errors of failed batches.
 
 The functions have no side effects; `BatchCompletion` carries the decision out. What an error code
-means is in its row in `_errors`.
+means is in its row in `_errors`; CONTRIBUTING.md has the steps to change what happens after a code.
+
+Two cases are not decided here alone: FATAL does nothing for a producer without a producer id
+(`NoProducerId.on_fatal`), and after CONCURRENT_TRANSACTIONS `BatchCompletion._retry` asks for the
+short backoff of `retry_delay` (`awaits_markers`), for transactional producers only.
 
 Source: Java `Sender.completeBatch`, `Sender.canRetry`.
 """
