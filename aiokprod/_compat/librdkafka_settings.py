@@ -114,7 +114,7 @@ _ROWS: Final[dict[str, Key]] = {
     "metadata.broker.list": _translated(),
     "client.id": _same(),
     "client.dns.lookup": _same(),
-    "socket.timeout.ms": _no_effect("request.timeout.ms limits every request"),
+    "socket.timeout.ms": _no_effect("request_timeout_ms limits every request"),
     "socket.blocking.max.ms": _no_effect("no call blocks"),
     "socket.send.buffer.bytes": _translated("0 becomes -1", _system_default),
     "socket.receive.buffer.bytes": _translated("0 becomes -1", _system_default),
@@ -137,7 +137,9 @@ _ROWS: Final[dict[str, Key]] = {
     "metadata.recovery.rebootstrap.trigger.ms": _same(),
     "topic.metadata.refresh.interval.ms": _translated(),
     "metadata.max.age.ms": _same(),
-    "topic.metadata.refresh.fast.interval.ms": _no_effect(_METADATA),
+    "topic.metadata.refresh.fast.interval.ms": _no_effect(
+        f"{_METADATA}, as retries are: retry_backoff_ms"
+    ),
     "topic.metadata.refresh.fast.cnt": _no_effect(_METADATA),
     "topic.metadata.refresh.sparse": _refused("only topics in use are requested", "true"),
     "topic.metadata.propagation.max.ms": _no_effect("max_block_ms limits the wait for a topic"),
