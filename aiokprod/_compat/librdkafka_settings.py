@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from aiokprod._config.fields import LEVELS
 from aiokprod._config.foreign_names import LIBRDKAFKA
 from aiokprod._redaction import redacted
 from aiokprod.errors import ConfigError
@@ -106,6 +107,7 @@ _CALLBACK: Final = "a callback of the C library; Producer takes an Observer inst
 _OIDC: Final = "with sasl.oauthbearer.method=oidc: OidcTokens"
 _LOGGING: Final = 'the logger is "aiokprod"; configure it with the logging module'
 _VERSIONS: Final = "versions are always negotiated with each broker"
+_LEVELS: Final = [f"compression_{codec}_level" for codec in LEVELS]
 _METADATA: Final = "the metadata of missing topics is requested with exponential backoff"
 
 _ROWS: Final[dict[str, Key]] = {
@@ -177,8 +179,8 @@ _ROWS: Final[dict[str, Key]] = {
     "sticky.partitioning.linger.ms": _no_effect("a partition is kept for batch_size bytes"),
     "compression.type": _same(),
     "compression.codec": _translated(),
-    "compression.level": _translated("compression_gzip_level, compression_lz4_level or "
-                                     "compression_zstd_level, by compression.type"),
+    "compression.level": _translated(f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, by "
+                                     "compression.type"),
     "partitioner": _translated("the argument partitioner of Producer"),
     "queuing.strategy": _refused("records are sent in the order of the calls", "fifo"),
     "produce.offset.report": _no_effect("offsets are always reported"),
@@ -368,7 +370,7 @@ def _level(level: Any, settings: dict[str, Any]) -> None:
     if level is None or _number("compression.level", level) == -1:
         return
     codec = _text(settings.get("compression_type", "none"))
-    if codec in ("gzip", "lz4", "zstd"):
+    if codec in LEVELS:
         settings[f"compression_{codec}_level"] = _number("compression.level", level)
 
 

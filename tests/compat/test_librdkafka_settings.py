@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiokprod._compat.librdkafka_settings import _PYTHON_KEYS, KEYS, Support, translate
+from aiokprod._config.fields import LEVELS
 from aiokprod._config.foreign_names import LIBRDKAFKA, dotted
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
@@ -113,6 +114,12 @@ def test_a_compression_level_belongs_to_its_codec() -> None:
     config = checked(compression__type="zstd", compression__level="7")
     assert (config.compression_zstd_level, config.compression_lz4_level) == (7, 9)
     assert checked(compression__type="lz4", compression__level=-1).compression_lz4_level == 9
+
+
+@pytest.mark.parametrize("codec", LEVELS)
+def test_every_codec_with_levels_takes_one(codec: str) -> None:
+    config = checked(compression__type=codec, compression__level="2")
+    assert getattr(config, f"compression_{codec}_level") == 2
 
 
 def test_partitioners() -> None:
