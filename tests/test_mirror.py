@@ -45,6 +45,7 @@ ELSEWHERE = {
     "_engine/metadata/schedule": "engine/metadata/test_cache.py",
     "_engine/ports": "net/test_client.py",
     "_engine/sender/batch_completion": "engine/sender/test_sender.py",
+    "_engine/sender/batch_errors": "engine/sender/test_retry_policy.py",
     "_histogram": "foundation/test_observer.py",
     "_json": "foundation/test_json_serializer.py",
     "_net/channel_states": "net/test_channel.py test_docs.py",

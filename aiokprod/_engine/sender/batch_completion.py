@@ -10,18 +10,16 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.buffer.batch_splitter import part_limit, plain_records
-from aiokprod._engine.sender.failure_log import FailureLog
-from aiokprod._engine.sender.produce_request import ProduceCall, partition_responses
-from aiokprod._engine.sender.retry_log import RetryLog
-from aiokprod._engine.sender.retry_policy import (
-    Action,
+from aiokprod._engine.sender.batch_errors import (
     batch_error,
-    decide,
     delivery_timeout_error,
     given_up_error,
     record_errors,
-    retry_delay,
 )
+from aiokprod._engine.sender.failure_log import FailureLog
+from aiokprod._engine.sender.produce_request import ProduceCall, partition_responses
+from aiokprod._engine.sender.retry_log import RetryLog
+from aiokprod._engine.sender.retry_policy import Action, decide, retry_delay
 from aiokprod._log_fields import log_fields
 from aiokprod.cluster import Node
 from aiokprod.errors import (

@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING
 from aiokprod._engine.buffer.batch_states import COMPLETING, DRAINED, IN_FLIGHT
 from aiokprod._engine.sender.auth_failures import AuthFailures
 from aiokprod._engine.sender.batch_completion import BatchCompletion
+from aiokprod._engine.sender.batch_errors import delivery_timeout_error, given_up_error
 from aiokprod._engine.sender.produce_request import ProduceCall
-from aiokprod._engine.sender.retry_policy import (
-    delivery_timeout_error,
-    given_up_error,
-)
 from aiokprod._engine.sender.unresponsive_brokers import UnresponsiveBrokers
 from aiokprod._histogram import Histogram
 from aiokprod.errors import (

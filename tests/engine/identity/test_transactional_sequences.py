@@ -9,7 +9,7 @@ from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.identity.transaction_progress import CoordinatorView
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
-from aiokprod._engine.sender.retry_policy import outcome_of
+from aiokprod._engine.sender.batch_errors import outcome_of
 from aiokprod._wire.record_batch import MAX_SEQUENCE
 from aiokprod.errors import BrokerError, Code, Outcome
 from aiokprod.records import TopicPartition
