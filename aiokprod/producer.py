@@ -40,8 +40,8 @@ from aiokprod._config.profiles import NO_PROFILE, profiles_of
 from aiokprod._core import append
 from aiokprod._core.batch import Delivery, WaitExpired
 from aiokprod._core.callbacks import mark_as_coroutine_function
+from aiokprod._engine.buffer.topic_settings import configured_codec
 from aiokprod._version import __version__
-from aiokprod._wire.compression import configured_codec
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (

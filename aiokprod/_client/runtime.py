@@ -22,7 +22,7 @@ from aiokprod._client.warm_up import WarmUp
 from aiokprod._core.append import Appender
 from aiokprod._core.deadlines import Deadlines
 from aiokprod._core.yielding import YieldQueue
-from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
+from aiokprod._engine.buffer.topic_settings import TopicSettingsTable, configured_codec
 from aiokprod._engine.engine import Engine
 from aiokprod._engine.identity.idempotence import idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
@@ -33,7 +33,6 @@ from aiokprod._engine.telemetry.pusher import TelemetryPusher
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._log_fields import log_fields
 from aiokprod._net.client import NetworkClient
-from aiokprod._wire.compression import configured_codec
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.partitioners import StickyLoad, calls_of, checked
 from aiokprod.records import TopicPartition
