@@ -144,8 +144,8 @@ class DeliveryWatch:
         if self._outage is not None or self._may_be_stalled(now):
             self._look(waiting(runtime, now), now)
         summary_due = self._sum_up(now)
-        runtime.sender.failures.flush(now)
-        pending = summary_due or self._outage is not None or runtime.sender.failures.pending
+        runtime.sender.failure_log.flush(now)
+        pending = summary_due or self._outage is not None or runtime.sender.failure_log.pending
         if pending or runtime.accumulator.incomplete or runtime.metadata.waits:
             self._begin()
         else:
@@ -224,7 +224,7 @@ class DeliveryWatch:
     # -- retries and leaders --------------------------------------------------------------------
 
     def _take(self) -> tuple[dict[str, int], list[str], int]:
-        batches, topics = self._runtime.sender.retries.take()
+        batches, topics = self._runtime.sender.retry_log.take()
         moved, self._moved = self._moved, 0
         self._untold_since, self._summed_at = math.inf, self._loop.time()
         return batches, topics, moved
@@ -232,7 +232,7 @@ class DeliveryWatch:
     def _sum_up(self, now: float) -> bool:
         """Log retries and changed leaders once they are over, or after `_LINE_EVERY` seconds. True
         if that is still to be done."""
-        if self._outage is not None or not (self._moved or self._runtime.sender.retries.batches):
+        if self._outage is not None or not (self._moved or self._runtime.sender.retry_log.batches):
             return False
         self._untold_since = min(self._untold_since, now)
         batches = list(self._runtime.accumulator.incomplete)

@@ -150,7 +150,7 @@ class Runtime:
         self.quota = engine.quota
         self.accumulator = engine.accumulator
         self.sender = engine.sender
-        self.sender.failures.client_id = client_id
+        self.sender.failure_log.client_id = client_id
         self.updater = self._metadata_updater()
         self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
@@ -332,7 +332,7 @@ class Runtime:
         self.metadata.close(error)
         self.state.source.close(error)
         self.sender.fail_all(error)
-        self.sender.failures.flush(self.loop.time(), at_once=True)
+        self.sender.failure_log.flush(self.loop.time(), at_once=True)
         self.warm_up.wake()
 
     # -- events between the parts ---------------------------------------------------------------

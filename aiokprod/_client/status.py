@@ -101,7 +101,7 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
 
 def last_error(runtime: Runtime) -> str | None:
     """The last failure of a connection or of an attempt to deliver a batch; None if none."""
-    errors = [runtime.watch.last_error, runtime.sender.retries.last]
+    errors = [runtime.watch.last_error, runtime.sender.retry_log.last]
     found = [error for error in errors if error is not None]
     if found:
         return max(found, key=lambda error: error[1])[0]

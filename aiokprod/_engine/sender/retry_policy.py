@@ -26,6 +26,16 @@ _MARKERS_ATTEMPTS: Final = 5
 """Number of attempts with that backoff. After them the usual backoff applies."""
 
 
+def is_last_attempt(attempts: int, max_retries: int) -> bool:
+    """True if attempt number `attempts` is not followed by another one."""
+    return attempts > max_retries
+
+
+def next_is_last_attempt(attempts: int, max_retries: int) -> bool:
+    """True if at most one attempt follows attempt number `attempts`."""
+    return is_last_attempt(attempts + 1, max_retries)
+
+
 class Action(enum.Enum):
     """What to do with the batch.
 
@@ -77,7 +87,7 @@ def _action(
     if code.fatal_idempotent:
         return Action.FATAL
     if sequence is SequenceDecision.RETRY or code.retriable:
-        return Action.RETRY if attempts <= retries else Action.FAIL
+        return Action.FAIL if is_last_attempt(attempts, retries) else Action.RETRY
     return Action.FAIL
 
 
@@ -93,7 +103,7 @@ def retry_delay(
             further attempt.
         awaits_markers: the leader waits for the markers of the previous transaction.
     """
-    delay = 0.0 if at_once and attempts < retries else backoff
+    delay = 0.0 if at_once and not next_is_last_attempt(attempts, retries) else backoff
     if awaits_markers and attempts <= _MARKERS_ATTEMPTS:
         delay = min(delay, _MARKERS_BACKOFF)
     return delay
