@@ -199,7 +199,7 @@ class Runtime:
         )
         from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
 
-        manager = TransactionManager(transactional_id, loop=self.loop, engine=self)
+        manager = TransactionManager(transactional_id, loop=self.loop, control=self)
         self.transactions = TransactionCalls(manager, self.loop)
         self._coordinators = Coordinators(
             self.loop,
@@ -221,10 +221,10 @@ class Runtime:
 
     # -- EngineControl: what a transaction switches on and off -----------------------------------
 
-    def set_accepting(self, accepting: bool) -> None:
+    def set_transaction_open(self, is_open: bool) -> None:
         """Records of the open transaction are accepted, or not."""
-        self.fast_path.set_transaction_open(accepting)
-        if accepting:
+        self.fast_path.set_transaction_open(is_open)
+        if is_open:
             # The sticky partition is kept within a transaction only.
             self.topic_slots.choose_sticky_anew()
 
@@ -241,7 +241,7 @@ class Runtime:
         """True if a batch has no outcome."""
         return bool(self.accumulator.incomplete)
 
-    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+    def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
         self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
 
