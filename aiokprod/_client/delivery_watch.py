@@ -94,7 +94,7 @@ class DeliveryWatch:
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         """Count the partitions that have another leader than the last known one."""
         before, self._snapshot = self._snapshot.topics, snapshot
-        if not self._runtime.metadata.bootstrapped:  # they may be listed again afterwards
+        if not self._runtime.metadata.only_bootstrap_nodes:  # they may be listed again afterwards
             for node_id in self.connection_errors.keys() - snapshot.nodes.keys():
                 del self.connection_errors[node_id]
         for name, info in snapshot.topics.items():

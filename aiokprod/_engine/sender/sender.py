@@ -329,7 +329,7 @@ class Sender:
                 batch,
                 now,
                 metadata.last_error,
-                leaderless=batch.queue.node is None and not metadata.bootstrapped,
+                leaderless=batch.queue.node is None and not metadata.only_bootstrap_nodes,
                 topic_error=metadata.topic_error(batch.queue.topic),
             )
             self._completion.fail(batch, error)
