@@ -20,7 +20,7 @@ ELSEWHERE = {
     "_client/lifecycle": "scenarios/test_process_and_event_loop.py scenarios/test_cancellation.py",
     "_client/late_executor": "client/test_event_loops.py foundation/test_blocking.py",
     "_client/record_hooks": "client/test_hooks_on_both_paths.py client/test_misbehaving_hooks.py",
-    "_client/send": "client/test_submit_under_timeout.py client/test_on_delivery.py",
+    "_client/record_submitter": "client/test_submit_under_timeout.py client/test_on_delivery.py",
     "_client/slow_path": "client/test_hooks_on_both_paths.py scenarios/test_blocking_calls.py",
     "_client/metrics": "scenarios/test_metrics.py",
     "_client/status": "client/test_delivery_watch.py client/test_explanation.py",
