@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiokprod
 from aiokprod import Producer
-from aiokprod._wire.compression import codec_for
+from aiokprod._wire.compression import CODEC_NAMES, codec_for
 from aiokprod.testing import FakeCluster, run
 
 OPTIONAL = ("snappy",)
@@ -23,7 +23,7 @@ OPTIONAL = ("snappy",)
 
 
 def check_codecs() -> list[str]:
-    codecs = [name for name in ("none", "gzip", "lz4", "zstd", *OPTIONAL) if usable(name)]
+    codecs = [name for name in CODEC_NAMES if usable(name)]
     data = b"0123456789" * 10_000
     for name in codecs:
         codec = codec_for(name)

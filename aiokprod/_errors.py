@@ -6,8 +6,7 @@ docs/design/error-codes.md lists all such places, and the code that reads each f
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
 (`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators).
-The exception is BROKER_NOT_AVAILABLE, which is retriable here: it only says that the broker is
-starting or stopping.
+The exception is BROKER_NOT_AVAILABLE; its row says why.
 """
 
 from __future__ import annotations
@@ -208,6 +207,7 @@ class Code(enum.IntEnum):
             TxnApi.END: ErrorAction.LOST,
         },
     )
+    # Retriable, unlike in Java: it only says that the broker is starting or stopping.
     BROKER_NOT_AVAILABLE = ErrorCode(8, "the broker is not available", retriable=True)
     REPLICA_NOT_AVAILABLE = ErrorCode(
         9, "the replica is not available", retriable=True, refresh_metadata=True

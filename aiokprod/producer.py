@@ -15,8 +15,8 @@ from aiokprod._client.lifecycle import Lifecycle
 from aiokprod._client.metrics import collect_metrics
 from aiokprod._client.record_hooks import RecordHooks
 from aiokprod._client.record_serializers import RecordSerializers
+from aiokprod._client.record_submitter import RecordSubmitter
 from aiokprod._client.runtime import Runtime
-from aiokprod._client.send import RecordSubmitter
 from aiokprod._client.send_many import BulkSender
 from aiokprod._client.send_table import TableSender
 from aiokprod._client.slow_path import SlowPath
@@ -40,8 +40,8 @@ from aiokprod._config.profiles import NO_PROFILE, profiles_of
 from aiokprod._core import append
 from aiokprod._core.batch import Delivery, WaitExpired
 from aiokprod._core.callbacks import mark_as_coroutine_function
+from aiokprod._engine.buffer.topic_settings import configured_codec
 from aiokprod._version import __version__
-from aiokprod._wire.compression import configured_codec
 from aiokprod.config import ProducerConfig
 from aiokprod.environment import Environment
 from aiokprod.errors import (
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from aiokprod._client.send import OnDelivery
+    from aiokprod._client.record_submitter import OnDelivery
     from aiokprod._config.settings import Settings
     from aiokprod._core.append import Appender
     from aiokprod._core.deadlines import Deadlines
@@ -475,7 +475,7 @@ class Producer(Generic[K, V]):
         if timeout is not None:
             if deadlines is None:  # not started
                 check_timeout("send", timeout, zero=False)
-                deadlines = self._lifecycle.accepting().deadlines
+                deadlines = self._lifecycle.runtime_for_sending().deadlines
             deadline = deadlines.begin(timeout)
         appender = self._appender
         delivery = None
@@ -545,7 +545,7 @@ class Producer(Generic[K, V]):
             BufferFull: buffer_memory is exhausted.
             Others: see `send`.
         """
-        runtime = self._lifecycle.accepting()
+        runtime = self._lifecycle.runtime_for_sending()
         if on_delivery is not None:
             check_on_delivery("try_submit", on_delivery)
         delivery = runtime.appender.try_append(
@@ -595,7 +595,7 @@ class Producer(Generic[K, V]):
             ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
             WrongLoop: the producer is not started.
         """
-        queue = self._lifecycle.accepting_from_threads()
+        queue = self._lifecycle.thread_queue_for_sending()
         return queue.put(topic, value, key, partition, timestamp_ms, headers)
 
     @overload
@@ -657,7 +657,7 @@ class Producer(Generic[K, V]):
         `progress` has their outcomes.
         """
         check_progress("send_many", progress)
-        runtime = self._lifecycle.accepting()
+        runtime = self._lifecycle.runtime_for_sending()
         sender = BulkSender(
             runtime, self._slow_path, self._lifecycle.check_running, self._max_block, progress
         )
@@ -743,7 +743,7 @@ class Producer(Generic[K, V]):
         Raises:
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
         """
-        runtime = self._lifecycle.accepting()
+        runtime = self._lifecycle.runtime_for_sending()
         return TableSender(
             runtime, self._slow_path, self._lifecycle.check_running, self._max_block, progress
         )

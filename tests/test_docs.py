@@ -174,10 +174,70 @@ def test_error_code_page_lists_every_code_that_is_handled_by_name() -> None:
     assert documented == codes_by_module()
 
 
+ROW_FIELDS = {field.name for field in dataclasses.fields(ErrorCode)} - {"number", "name", "text"}
+NOT_ROWS = {"error", "core.error", "failure", "self"}
+"""What has an attribute with the name of such a field, and is an exception; `self` except in the
+class of the rows."""
+
+
 def test_error_code_page_has_every_field_of_a_row() -> None:
-    fields = {field.name for field in dataclasses.fields(ErrorCode)} - {"number", "name", "text"}
     text = section("design/error-codes.md", "Fields of a row, and what reads them")
-    assert set(first_column(text)) == fields
+    assert set(first_column(text)) == ROW_FIELDS
+
+
+def readers_of_rows() -> dict[str, set[str]]:
+    """Field of a row → the modules that read it, apart from the fake cluster."""
+    root = DOCS.parent / "aiokprod"
+    found: dict[str, set[str]] = {name: set() for name in ROW_FIELDS}
+    for path in root.rglob("*.py"):
+        module = path.relative_to(root).as_posix()
+        if module.startswith("testing/"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or node.attr not in ROW_FIELDS:
+                continue
+            owner = ast.unparse(node.value)
+            of_error = owner in NOT_ROWS and not (owner == "self" and module == "_errors.py")
+            of_error = of_error or (module, owner) == ("spark/table_handoff.py", "found")
+            if isinstance(node.ctx, ast.Load) and id(node) not in called and not of_error:
+                found[node.attr].add(module)
+    return found
+
+
+def modules_by_name() -> dict[str, set[str]]:
+    """The modules that a page may mean by a name: the name of a file, with or without folders, or a
+    class or function at the top level."""
+    root = DOCS.parent / "aiokprod"
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        module = path.relative_to(root).as_posix()
+        if module.startswith("testing/"):
+            continue
+        names = {path.stem, *(module.split("/", n)[-1] for n in range(module.count("/") + 1))}
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                names.add(node.name)
+        for name in names:
+            found.setdefault(name, set()).add(module)
+    return found
+
+
+def test_error_code_page_has_every_reader_of_a_field() -> None:
+    documented: dict[str, set[str]] = {}
+    modules = modules_by_name()
+    fields: list[str] = []
+    text = section("design/error-codes.md", "Fields of a row, and what reads them")
+    for line in re.findall(r"^\| .*`.* \|$", text, re.MULTILINE):
+        first, second = line.split("|")[1:3]
+        fields = re.findall(r"`(\w+)`", first) or fields
+        for name in re.findall(r"`([\w./]+)`", second):
+            owner = name if name.endswith(".py") else name.split(".")[0]
+            (module,) = modules[owner]
+            for field in fields:
+                documented.setdefault(field, set()).add(module)
+    assert documented == readers_of_rows()
 
 
 def test_design_pages_describe_every_module_of_the_producers_identity() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import aiokprod_cli
 from aiokprod._cli.inputs import Place
 from aiokprod._cli.produce import ProduceReport
+from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.testing.fake_cluster import FakeCluster
 from tests.cli.served import served_cluster
 
@@ -113,6 +114,24 @@ def test_the_page_names_every_option_and_no_other() -> None:
         re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", " ".join(re.findall(r"`([^`]+)`", prose)))
     )
     assert named - {"-m"} == options()
+
+
+def test_the_choices_of_compression_are_the_codecs() -> None:
+    """`aiokprod_cli` has its own list, because it must not import the package."""
+    (commands,) = (
+        action
+        for action in aiokprod_cli.parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    found = {
+        name: action.choices
+        for name, command in commands.choices.items()
+        for action in command._actions
+        if action.dest == "compression"
+    }
+    assert found == {"produce": CODEC_NAMES}
+    (row,) = (line for line in TEXT.splitlines() if "`--compression`" in line)
+    assert re.findall(r"`(\w+)`", row.split("|")[2]) == list(CODEC_NAMES)
 
 
 def test_every_command_has_a_section() -> None:

@@ -179,14 +179,22 @@ def test_randomness_comes_from_the_environment(path: Path) -> None:
 
 
 ENABLED = re.compile(r"\.enabled\s*=[^=]")
+SNAPSHOT = re.compile(r"appender\.snapshot\s*=[^=]")
 
 
-def writers(path: Path) -> int:
-    """How often a file assigns an attribute `enabled`, except to `self` in a constructor."""
-    return len(ENABLED.findall(path.read_text().replace("self.enabled = False", "")))
+def writers(pattern: re.Pattern[str]) -> dict[str, int]:
+    """How often each module has the pattern."""
+    found = {name_of(path): len(pattern.findall(path.read_text())) for path in modules()}
+    return {module: count for module, count in found.items() if count}
 
 
 def test_only_the_fast_path_switch_enables_the_fast_path() -> None:
     """`Appender.enabled` is public for it alone; the constructor of `Appender` sets False."""
-    found = {name_of(path): writers(path) for path in modules() if writers(path)}
-    assert found == {"aiokprod._client.fast_path": 1}
+    assert writers(ENABLED) == {"aiokprod._client.fast_path": 1, "aiokprod._core.append": 1}
+    appender = (PACKAGE / "_core" / "append.pyx").read_text()
+    assert "self.enabled = False\n" in appender
+
+
+def test_only_the_runtime_gives_the_append_path_its_metadata() -> None:
+    """`Appender.snapshot` is public for it alone."""
+    assert writers(SNAPSHOT) == {"aiokprod._client.runtime": 1}

@@ -96,7 +96,7 @@ class DeliveryWatch:
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         """Count the partitions that have another leader than the last known one."""
         before, self._snapshot = self._snapshot.topics, snapshot
-        if not self._runtime.metadata.bootstrapped:  # they may be listed again afterwards
+        if not self._runtime.metadata.only_bootstrap_nodes:  # they may be listed again afterwards
             for node_id in self.connection_errors.keys() - snapshot.nodes.keys():
                 del self.connection_errors[node_id]
         for name, info in snapshot.topics.items():
@@ -146,8 +146,8 @@ class DeliveryWatch:
         if self._outage is not None or self._may_be_stalled(now):
             self._look(waiting(runtime, now), now)
         summary_due = self._sum_up(now)
-        runtime.sender.failures.flush(now)
-        pending = summary_due or self._outage is not None or runtime.sender.failures.pending
+        runtime.sender.failure_log.flush(now)
+        pending = summary_due or self._outage is not None or runtime.sender.failure_log.pending
         if pending or runtime.accumulator.incomplete or runtime.metadata.waits:
             self._begin()
         else:
@@ -226,7 +226,7 @@ class DeliveryWatch:
     # -- retries and leaders --------------------------------------------------------------------
 
     def _take(self) -> tuple[dict[str, int], list[str], int]:
-        batches, topics = self._runtime.sender.retries.take()
+        batches, topics = self._runtime.sender.retry_log.take()
         moved, self._moved = self._moved, 0
         self._untold_since, self._summed_at = math.inf, self._loop.time()
         return batches, topics, moved
@@ -234,7 +234,7 @@ class DeliveryWatch:
     def _sum_up(self, now: float) -> bool:
         """Log retries and changed leaders once they are over, or after `_LINE_EVERY` seconds. True
         if they still have to be logged."""
-        if self._outage is not None or not (self._moved or self._runtime.sender.retries.batches):
+        if self._outage is not None or not (self._moved or self._runtime.sender.retry_log.batches):
             return False
         self._untold_since = min(self._untold_since, now)
         batches = list(self._runtime.accumulator.incomplete)

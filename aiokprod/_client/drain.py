@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._core.batch import ACKNOWLEDGED, SPLIT
-from aiokprod._engine.sender.retry_policy import outcome_of
+from aiokprod._engine.sender.batch_errors import outcome_of
 from aiokprod._log_fields import log_fields
 from aiokprod.errors import Outcome
 from aiokprod.records import DrainReport, TopicDrain, UndeliveredBatch

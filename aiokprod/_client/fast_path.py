@@ -13,7 +13,7 @@ class FastPathSwitch:
 
     The fast path is on while both conditions hold:
 
-    - a transaction is open, or the producer is not transactional;
+    - a transaction is open and not prepared, or the producer is not transactional;
     - the producer takes records: it has not failed, is not closing, and is not a copy of another
       process's producer.
     """
@@ -25,7 +25,7 @@ class FastPathSwitch:
         self._update()
 
     def set_transaction_open(self, is_open: bool) -> None:
-        """A transaction was opened or ends."""
+        """A transaction was opened, or it ends or is prepared."""
         self._transaction_open = is_open
         self._update()
 

@@ -198,7 +198,7 @@ class Lifecycle:
             raise fatal.copy()
         return runtime
 
-    def accepting(self) -> Runtime:
+    def runtime_for_sending(self) -> Runtime:
         """Like `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
         the outcome of this call's records, not of the records that caused the error."""
         try:
@@ -232,7 +232,7 @@ class Lifecycle:
         if self.closed:
             raise ProducerClosed("the producer was closed while the send was in progress")
 
-    def accepting_from_threads(self) -> ThreadQueue:
+    def thread_queue_for_sending(self) -> ThreadQueue:
         """The queue for records of other threads.
 
         Raises:

@@ -22,7 +22,7 @@ from aiokprod._client.warm_up import WarmUp
 from aiokprod._core.append import Appender
 from aiokprod._core.deadlines import Deadlines
 from aiokprod._core.yielding import YieldQueue
-from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
+from aiokprod._engine.buffer.topic_settings import TopicSettingsTable, configured_codec
 from aiokprod._engine.engine import Engine
 from aiokprod._engine.identity.idempotence import idempotent_state
 from aiokprod._engine.identity.producer_state import ProducerState, non_idempotent_state
@@ -33,7 +33,6 @@ from aiokprod._engine.telemetry.pusher import TelemetryPusher
 from aiokprod._engine.wakeup import WakeupEvent
 from aiokprod._log_fields import log_fields
 from aiokprod._net.client import NetworkClient
-from aiokprod._wire.compression import configured_codec
 from aiokprod.errors import KafkaError, ProducerClosed, ProducerFailed
 from aiokprod.partitioners import StickyLoad, calls_of, checked
 from aiokprod.records import TopicPartition
@@ -152,7 +151,7 @@ class Runtime:
         self.quota = engine.quota
         self.accumulator = engine.accumulator
         self.sender = engine.sender
-        self.sender.failures.client_id = client_id
+        self.sender.failure_log.client_id = client_id
         self.updater = self._metadata_updater()
         self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)
@@ -201,7 +200,7 @@ class Runtime:
         )
         from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
 
-        manager = TransactionManager(transactional_id, loop=self.loop, engine=self)
+        manager = TransactionManager(transactional_id, loop=self.loop, control=self)
         self.transactions = TransactionCalls(manager, self.loop)
         self._coordinators = Coordinators(
             self.loop,
@@ -223,10 +222,10 @@ class Runtime:
 
     # -- EngineControl: called by the transaction manager ----------------------------------------
 
-    def set_accepting(self, accepting: bool) -> None:
+    def set_transaction_open(self, is_open: bool) -> None:
         """Set whether records are accepted for the open transaction."""
-        self.fast_path.set_transaction_open(accepting)
-        if accepting:
+        self.fast_path.set_transaction_open(is_open)
+        if is_open:
             # Keep the sticky partition only within a transaction.
             self.topic_slots.choose_sticky_anew()
 
@@ -251,7 +250,7 @@ class Runtime:
             if batch.core.record_count or batch.queue.core is batch.core
         }
 
-    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+    def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
         self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
 
@@ -342,7 +341,7 @@ class Runtime:
         self.metadata.close(error)
         self.state.source.close(error)
         self.sender.fail_all(error)
-        self.sender.failures.flush(self.loop.time(), at_once=True)
+        self.sender.failure_log.flush(self.loop.time(), at_once=True)
         self.warm_up.wake()
 
     # -- events of components -------------------------------------------------------------------

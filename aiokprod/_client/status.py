@@ -60,7 +60,7 @@ def health(runtime: Runtime | None, *, closed: bool) -> Health:
     failure = runtime.failure or runtime.state.source.fatal_error
     now = runtime.loop.time()
     snapshot, found = runtime.metadata.snapshot, waiting(runtime, now)
-    known = () if runtime.metadata.bootstrapped else tuple(snapshot.nodes)
+    known = () if runtime.metadata.only_bootstrap_nodes else tuple(snapshot.nodes)
     oldest = next(iter(runtime.accumulator.incomplete), None)
     acknowledged_at = runtime.sender.acknowledged_at
     cause = _cause(runtime, found, now) if failure is None else str(failure)
@@ -87,7 +87,7 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
     stalled = found.cause()
     if stalled is not None:
         return f"no acknowledgment for {found.silent_s():.1f} s: {stalled}"
-    if runtime.metadata.bootstrapped:
+    if runtime.metadata.only_bootstrap_nodes:
         return "no broker has answered yet" + runtime.metadata.network_text()
     patience = runtime.config.request_timeout_ms / 1000
     for partition in found.partitions:
@@ -101,7 +101,7 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
 
 def last_error(runtime: Runtime) -> str | None:
     """The last failure of a connection or of an attempt to deliver a batch; None if none."""
-    errors = [runtime.watch.last_error, runtime.sender.retries.last]
+    errors = [runtime.watch.last_error, runtime.sender.retry_log.last]
     found = [error for error in errors if error is not None]
     if found:
         return max(found, key=lambda error: error[1])[0]

@@ -33,8 +33,8 @@ from aiokprod.records import validate_topic
 
 if TYPE_CHECKING:
     from aiokprod._client.drain import Drain
+    from aiokprod._client.record_submitter import RecordSubmitter
     from aiokprod._client.runtime import Runtime
-    from aiokprod._client.send import RecordSubmitter
     from aiokprod._core.serialization import SerializedRecord
 
 GROUP: Final = 256

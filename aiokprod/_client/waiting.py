@@ -187,7 +187,7 @@ def _partition(
 def _reason(runtime: Runtime, batch: ProducerBatch, leader: int | None, now: float) -> str:
     metadata, failed = runtime.metadata, batch.last_failure[0]
     if leader is None:
-        if metadata.bootstrapped:
+        if metadata.only_bootstrap_nodes:
             return "no broker can be reached" + metadata.network_text()
         code = metadata.topic_error(batch.queue.topic)
         return f"no leader is known ({error_code(code).name})" if code else "no leader is known"

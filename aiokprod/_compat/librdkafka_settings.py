@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from aiokprod._config.fields import LEVELS
 from aiokprod._config.foreign_names import LIBRDKAFKA
 from aiokprod._redaction import redacted
 from aiokprod.errors import ConfigError
@@ -124,6 +125,7 @@ _CALLBACK: Final = "a callback of the C library; Producer takes an Observer inst
 _OIDC: Final = "with sasl.oauthbearer.method=oidc: OidcTokens"
 _LOGGING: Final = 'the logger is "aiokprod"; configure it with the logging module'
 _VERSIONS: Final = "versions are always negotiated with each broker"
+_LEVELS: Final = [f"compression_{codec}_level" for codec in LEVELS]
 _METADATA: Final = "the metadata of missing topics is requested with exponential backoff"
 
 _ROWS: Final[dict[str, Key]] = {
@@ -132,7 +134,7 @@ _ROWS: Final[dict[str, Key]] = {
     "metadata.broker.list": _translated(),
     "client.id": _same(),
     "client.dns.lookup": _same(),
-    "socket.timeout.ms": _no_effect("request.timeout.ms limits every request"),
+    "socket.timeout.ms": _no_effect("request_timeout_ms limits every request"),
     "socket.blocking.max.ms": _no_effect("no call blocks"),
     "socket.send.buffer.bytes": _translated("0 becomes -1", _system_default),
     "socket.receive.buffer.bytes": _translated("0 becomes -1", _system_default),
@@ -157,7 +159,9 @@ _ROWS: Final[dict[str, Key]] = {
         "-1 (never) becomes 2147483647", _refresh_interval
     ),
     "metadata.max.age.ms": _same(),
-    "topic.metadata.refresh.fast.interval.ms": _no_effect(_METADATA),
+    "topic.metadata.refresh.fast.interval.ms": _no_effect(
+        f"{_METADATA}, as retries are: retry_backoff_ms"
+    ),
     "topic.metadata.refresh.fast.cnt": _no_effect(_METADATA),
     "topic.metadata.refresh.sparse": _refused("only topics in use are requested", "true"),
     "topic.metadata.propagation.max.ms": _no_effect("max_block_ms limits the wait for a topic"),
@@ -197,8 +201,8 @@ _ROWS: Final[dict[str, Key]] = {
     "sticky.partitioning.linger.ms": _no_effect("a partition is kept for batch_size bytes"),
     "compression.type": _same(),
     "compression.codec": _translated(),
-    "compression.level": _translated("compression_gzip_level, compression_lz4_level or "
-                                     "compression_zstd_level, by compression.type"),
+    "compression.level": _translated(f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}, by "
+                                     "compression.type"),
     "partitioner": _translated("the argument partitioner of Producer"),
     "queuing.strategy": _refused("records are sent in the order of the calls", "fifo"),
     "produce.offset.report": _no_effect("offsets are always reported"),
@@ -389,7 +393,7 @@ def _level(level: Any, settings: dict[str, Any]) -> None:
     if level is None or _number("compression.level", level) == -1:
         return
     codec = _text(settings.get("compression_type", "none"))
-    if codec in ("gzip", "lz4", "zstd"):
+    if codec in LEVELS:
         settings[f"compression_{codec}_level"] = _number("compression.level", level)
 
 

@@ -16,7 +16,7 @@ class AppendResult:
 
 @final
 class Appender:
-    enabled: bool
+    enabled: bool  # written by `FastPathSwitch` only
     def __init__(
         self,
         *,
@@ -32,7 +32,7 @@ class Appender:
         partitioner: Callable[..., Any] | None = None,
         check_partition: Callable[[Any, str, Any], int] | None = None,
     ) -> None: ...
-    snapshot: Any
+    snapshot: Any  # written by `Runtime` only
     @property
     def calls_user(self) -> bool: ...
     @property

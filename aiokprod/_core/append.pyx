@@ -164,11 +164,13 @@ cdef class Appender:
         ignore_keys: records with a key go to the sticky partition too.
 
     Attributes:
-        enabled: while it is false, the fast path accepts no record.
+        enabled: while it is false, the fast path accepts no record. Only `FastPathSwitch` writes
+            it.
         calls_user: user code is called for each record: serializers, interceptors, plug-ins or a
             partitioner.
-        topics: the topics that the fast path knows.
-        snapshot: the metadata that are passed to a partitioner; they contain `topics`.
+        topics: the topics that the fast path knows; `TopicSlots` adds and removes them.
+        snapshot: the metadata that are passed to a partitioner; they contain `topics`. Only
+            `Runtime` writes it.
     """
 
     def __cinit__(self, *, YieldQueue yield_queue not None, **options):

@@ -11,16 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
 from struct import pack
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from aiokprod._config.fields import LEVELS
-from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings
 from aiokprod._wire.primitives import BytesLike, Reader
 from aiokprod.errors import ConfigError, DecodeError
-
-if TYPE_CHECKING:
-    from aiokprod.config import ProducerConfig
-    from aiokprod.topic_profiles import TopicProfile
 
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
@@ -392,18 +387,6 @@ def codec_for(name: str, level: int | None = None) -> Codec:
     if not low <= level <= high:
         raise ConfigError(f"{name} compression level {level} is not in the range {low} to {high}")
     return codec(level)
-
-
-def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE) -> Codec | None:
-    """The codec that a configuration selects for the topics of a profile, None for no compression.
-
-    Raises:
-        ConfigError: the level is out of range, or the codec's package is missing.
-    """
-    topic = EffectiveSettings.of(config, profile)
-    if topic.compression_type == NoCompression.name:
-        return None
-    return codec_for(topic.compression_type, topic.compression_level)
 
 
 def _codec_named(name: str) -> type[Codec]:

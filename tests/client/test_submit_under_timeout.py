@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod._client.send import RecordSubmitter
+from aiokprod._client.record_submitter import RecordSubmitter
 from aiokprod.errors import KafkaError, Outcome
 from aiokprod.producer import Producer
 from aiokprod.records import Header

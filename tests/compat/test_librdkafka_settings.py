@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiokprod._compat.librdkafka_settings import KEYS, Support, translate
+from aiokprod._compat.librdkafka_settings import _PYTHON_KEYS, KEYS, Support, translate
+from aiokprod._config.fields import LEVELS
+from aiokprod._config.foreign_names import LIBRDKAFKA, dotted
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.partitioners import ConsistentRandomPartitioner
@@ -48,6 +51,38 @@ def test_an_entry_is_complete(name: str) -> None:
         assert str(raised.value) == f"{name!r} is not supported: {key.note}"
         for value in key.accepted:
             assert translate({**SERVERS, name: value}).settings.keys() == {"bootstrap_servers"}
+
+
+DEPENDS = {"compression.level", "partitioner"}
+"""Translated to one of several settings or arguments, by their value or another setting."""
+
+
+@pytest.mark.parametrize("name", [*KEYS, *_PYTHON_KEYS])
+def test_the_field_that_replaces_a_setting_is_the_one_of_its_entry(name: str) -> None:
+    """`LIBRDKAFKA` is what errors advise. If its field is not what the value is translated to,
+    because the meaning is not quite the same, the reason names it."""
+    key = {**KEYS, **_PYTHON_KEYS}[name]
+    spelled = name.replace(".", "_")
+    advised = LIBRDKAFKA.get(dotted(name), spelled if spelled in OURS else None)
+    if name in DEPENDS:
+        assert advised is None
+    elif key.support is Support.SAME:
+        assert advised == spelled
+    elif key.support is Support.TRANSLATED:
+        assert advised == key.setting
+        assert advised in OURS
+    elif advised is not None:
+        assert re.search(rf"\b{advised}\b", key.note), f"{key.note!r} does not name {advised}"
+
+
+def test_no_setting_without_a_counterpart_has_the_name_of_a_field() -> None:
+    """A field that is added later may be the counterpart that its entry says is missing."""
+    without = [
+        name for name, key in {**KEYS, **_PYTHON_KEYS}.items()
+        if key.support in (Support.REFUSED, Support.WITHOUT_EFFECT)
+    ]  # fmt: skip
+    spelled = {name for name in without if name.replace(".", "_") in OURS}
+    assert spelled == {"ssl.keystore.location"}  # PKCS#12 there, PEM here
 
 
 @pytest.mark.parametrize(
@@ -108,6 +143,12 @@ def test_a_compression_level_belongs_to_its_codec() -> None:
     config = checked(compression__type="zstd", compression__level="7")
     assert (config.compression_zstd_level, config.compression_lz4_level) == (7, 9)
     assert checked(compression__type="lz4", compression__level=-1).compression_lz4_level == 9
+
+
+@pytest.mark.parametrize("codec", LEVELS)
+def test_every_codec_with_levels_takes_one(codec: str) -> None:
+    config = checked(compression__type=codec, compression__level="2")
+    assert getattr(config, f"compression_{codec}_level") == 2
 
 
 def test_partitioners() -> None:

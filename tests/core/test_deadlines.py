@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiokprod._client.send import RecordSubmitter
+from aiokprod._client.record_submitter import RecordSubmitter
 from aiokprod._core.batch import Delivery, WaitExpired
 from aiokprod._core.deadlines import Deadlines
 from aiokprod.errors import ConfigError, DeliveryTimeout, Outcome

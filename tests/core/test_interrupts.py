@@ -215,7 +215,7 @@ def test_exception_while_a_record_of_a_bulk_call_is_noted_counts_it_once(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["_acknowledge", "_conclude", "fail"])
+@pytest.mark.parametrize("where", ["_acknowledge", "_complete_failed_attempt", "fail"])
 def test_exception_in_the_settlement_ends_the_producer_definitely(
     where: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from aiokprod._engine.buffer import producer_batch as batch
 from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
 from aiokprod._engine.metadata.schedule import UpdateSchedule
-from aiokprod._engine.sender import batch_completion, retry_policy, sender
+from aiokprod._engine.sender import batch_completion, batch_errors, retry_policy, sender
 from aiokprod._engine.sender.retry_policy import Action
 from aiokprod._wire import record_batch
 from aiokprod.errors import Code, Outcome, error_code
@@ -37,13 +37,13 @@ def batch_that_is_too_large_is_not_divided(patch: Patch) -> None:
 @bug
 def every_failure_called_unknown(patch: Patch) -> None:
     """The oracle accepted outcome UNKNOWN for every failure."""
-    patch.setattr(retry_policy, "outcome_of", lambda batch: Outcome.UNKNOWN)
+    patch.setattr(batch_errors, "outcome_of", lambda batch: Outcome.UNKNOWN)
 
 
 @bug
 def failure_has_the_code_of_another(patch: Patch) -> None:
     """The oracle accepted any final error code, whatever the broker had answered."""
-    batch_error = retry_policy.batch_error
+    batch_error = batch_errors.batch_error
 
     def wrong(code: Any, *args: Any) -> Any:
         if code.number in (32, 44):
@@ -132,7 +132,7 @@ def record_kept_a_second_past_its_time(patch: Patch) -> None:
 def expired_record_called_unknown(patch: Patch) -> None:
     """The oracle did not check the outcome of an expired record if a refusal came after its
     deadline. A record whose attempts were all refused before must have a definite outcome."""
-    expired = retry_policy.delivery_timeout_error
+    expired = batch_errors.delivery_timeout_error
 
     def doubtful(
         batch: Any, now: float, network: Any, *, leaderless: bool = False, topic_error: int = 0

@@ -4,13 +4,14 @@ import copy
 import dataclasses
 import logging
 import pickle
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokprod._config.fields import DefaultInt, parse_address
+from aiokprod._config.fields import LEVELS, DefaultInt, parse_address
 from aiokprod._wire.compression import CODEC_NAMES
 from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError, Outcome
@@ -151,6 +152,17 @@ def test_numeric_setting_refuses_what_is_outside_or_no_int(name: str) -> None:
     for text in ("", "ten", "1.5", "0x10"):
         with pytest.raises(ConfigError, match=name):
             ProducerConfig.from_mapping({"bootstrap.servers": "b:1", name: text})
+
+
+def test_every_codec_with_levels_has_a_setting_for_them() -> None:
+    """`EffectiveSettings.of` and the compatibility layers find the setting by its name."""
+    fields = [field.name for field in dataclasses.fields(ProducerConfig)]
+    found = [name for name in fields if name.startswith("compression_") and name.endswith("_level")]
+    assert found == [f"compression_{codec}_level" for codec in LEVELS]
+    with pytest.raises(ConfigError) as raised:
+        ProducerConfig.from_mapping({"compression.level": "1"})
+    for codec in LEVELS:
+        assert re.search(rf"_{codec}_level\b", str(raised.value))
 
 
 def test_gzip_level_refuses_zero_between_default_and_range() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from aiokprod import ConfigError, Producer, ProducerConfig, TopicProfile
 from aiokprod._config.profiles import EffectiveSettings, compiled, covers
-from aiokprod._engine.buffer.topic_settings import TopicSettingsTable
-from aiokprod._wire.compression import CODEC_NAMES, configured_codec
+from aiokprod._engine.buffer.topic_settings import TopicSettingsTable, configured_codec
+from aiokprod._wire.compression import CODEC_NAMES
 
 
 def config(profiles: Any, **settings: Any) -> ProducerConfig:

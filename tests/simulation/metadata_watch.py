@@ -64,7 +64,7 @@ class EpochWatch:
                         yield partition.leader_epoch
 
     def _look(self, snapshot: ClusterSnapshot) -> None:
-        if self._metadata.bootstrapped or self._misfortunes.oldest_metadata < RELIABLE_FROM:
+        if self._metadata.only_bootstrap_nodes or self._misfortunes.oldest_metadata < RELIABLE_FROM:
             self._known.clear()
             return
         present = {

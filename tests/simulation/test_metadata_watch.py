@@ -51,7 +51,7 @@ def judged(exchanges: list[Exchange]) -> None:
         misfortunes: Any = SimpleNamespace(oldest_metadata=13)
         wire: Any = SimpleNamespace(exchanges=lambda: exchanges)
         watch = EpochWatch(misfortunes, wire)
-        cache = SimpleNamespace(bootstrapped=False, on_change=lambda listener: None)
+        cache = SimpleNamespace(only_bootstrap_nodes=False, on_change=lambda listener: None)
         runtime = SimpleNamespace(metadata=cache)
         watch.follow(SimpleNamespace(_lifecycle=SimpleNamespace(runtime=runtime)))
         watch._look(snapshot(KNOWN))

@@ -176,7 +176,7 @@ class _Checker:
         """Check the brokers in the metadata, and topics through one that is connected."""
         try:
             metadata = client.metadata
-            while metadata.bootstrapped:  # until the updater has had a response
+            while metadata.only_bootstrap_nodes:  # until the updater has had a response
                 await metadata.wait_newer(metadata.snapshot.generation, deadline=self._deadline)
         except KafkaError as error:
             return [_incomplete("the cluster", error)]

@@ -252,7 +252,7 @@ class ClusterClient:
                     error = self._ended.get(node_id)
                     if error is not None and error is not before.get(node_id):
                         raise error.copy()
-                    if node_id < 0 and not self.metadata.bootstrapped:
+                    if node_id < 0 and not self.metadata.only_bootstrap_nodes:
                         raise _Replaced
                 self._check_reachable(node_id, began, now, deadline)
                 if node is not None and node >= 0 and node not in self.metadata.snapshot.nodes:

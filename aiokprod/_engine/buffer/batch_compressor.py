@@ -100,6 +100,8 @@ class BatchCompressor:
             if error is None:
                 self._set_payload(batch, job.result())
             else:
+                # If a signal handler interrupts the call below, the next pass that looks at the
+                # batch compresses it again, instead of its partition waiting until it expires.
                 batch.change_state(SEALED)
         self._on_compressed(batch, error)
 

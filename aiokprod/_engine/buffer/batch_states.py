@@ -1,7 +1,8 @@
 """The states of a batch as a table of transitions. `ProducerBatch.change_state` is the only writer.
 
 The knowledge about earlier attempts (`possibly_appended`, `in_doubt`, ...) is not part of the
-state, because it does not change with it. docs/design/sender.md has a diagram.
+state, because it does not change with it. docs/design/sender.md has a diagram, a table with the
+code that makes each transition, and the states of the `BatchCore` that belong to each state.
 
 Source: Java `ProducerBatch`, `RecordAccumulator.drain`, `Sender.inFlightBatches`.
 """
@@ -20,7 +21,9 @@ class BatchState(enum.StrEnum):
     """State of a `ProducerBatch`. A `StrEnum`, because hashing its members calls no Python code."""
 
     OPEN = "open"  # takes records
-    SEALED = "sealed"  # takes no more records; they can still be withdrawn
+    # Takes no more records. They can still be withdrawn, except those of the parts of a split batch
+    # and of a batch whose compression has failed in a worker thread.
+    SEALED = "sealed"
     COMPRESSING = "compressing"  # a worker thread compresses it, or its codec has just failed
     READY = "ready"  # encoded; waits to be sent, for the first time or again
     DRAINED = "drained"  # taken out of the queue to be sent

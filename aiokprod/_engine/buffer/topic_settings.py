@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._config.profiles import NO_PROFILE, EffectiveSettings, compiled, profiles_of
-from aiokprod._wire.compression import configured_codec
+from aiokprod._wire.compression import NoCompression, codec_for
 
 if TYPE_CHECKING:
     from aiokprod._wire.compression import Codec
@@ -92,6 +92,18 @@ class TopicSettingsTable:
     def forget(self, topic: str) -> None:
         """Drop the settings of a topic that is no longer in use."""
         self._by_topic.pop(topic, None)
+
+
+def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE) -> Codec | None:
+    """The codec that a configuration selects for the topics of a profile, None for no compression.
+
+    Raises:
+        ConfigError: the level is out of range, or the codec's package is missing.
+    """
+    topic = EffectiveSettings.of(config, profile)
+    if topic.compression_type == NoCompression.name:
+        return None
+    return codec_for(topic.compression_type, topic.compression_level)
 
 
 def buffered_limit(config: ProducerConfig) -> int:

@@ -47,6 +47,9 @@ class IdempotentSequences:
     A gap arises if a batch fails after it got a sequence, or if the broker loses state. Then the
     epoch is bumped, and the partition restarts at sequence 0 once none of its batches is in flight.
     Invariant: until such a bump, a batch that may be in the log keeps its sequence in all retries.
+
+    `may_drain`, `assign_sequence` and `apply` are the methods of the tracker themselves, which
+    saves a call per batch.
     """
 
     def __init__(self, tracker: SequenceTracker) -> None:

@@ -75,8 +75,8 @@ _LOST_RECORDS: Final = (
 class EngineControl(Protocol):
     """The operations of the engine that a transaction controls."""
 
-    def set_accepting(self, accepting: bool) -> None:
-        """Set whether records are accepted."""
+    def set_transaction_open(self, is_open: bool) -> None:
+        """Set whether a transaction is open and not prepared: then records are accepted."""
 
     def set_completing(self, completing: bool) -> None:
         """Set whether the transaction is ending; if so, `linger_ms` is ignored."""
@@ -93,7 +93,7 @@ class EngineControl(Protocol):
     def with_records(self) -> set[TopicPartition]:
         """The partitions that have records without an outcome, or a batch that takes records."""
 
-    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+    def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
 
     def transaction_version(self) -> int:
@@ -115,7 +115,7 @@ class TransactionManager:
     """
 
     def __init__(
-        self, transactional_id: str, *, loop: asyncio.AbstractEventLoop, engine: EngineControl
+        self, transactional_id: str, *, loop: asyncio.AbstractEventLoop, control: EngineControl
     ) -> None:
         self.transactional_id = transactional_id
         self.tracker = SequenceTracker()
@@ -126,9 +126,9 @@ class TransactionManager:
         self.fatal_error: KafkaError | None = None
         self.can_bump = False
         self.init_result: Result = loop.create_future()
-        self.pacing = TransactionPacing(loop, engine.wake_sender)
+        self.pacing = TransactionPacing(loop, control.wake_sender)
         self._loop = loop
-        self._engine = engine
+        self._control = control
 
     def _become(self, state: TxnState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
@@ -139,8 +139,8 @@ class TransactionManager:
             ),
         )  # fmt: skip
         self.state = state
-        self._engine.set_accepting(state is TxnState.IN_TRANSACTION)
-        self._engine.set_completing(state in ENDING)
+        self._control.set_transaction_open(state is TxnState.IN_TRANSACTION)
+        self._control.set_completing(state in ENDING)
 
     # -- admission ------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class TransactionManager:
         progress = self.progress
         if not progress.tv2 and topic_partition not in progress.partitions:
             progress.pending_partitions[topic_partition] = None
-            self._engine.wake_driver()
+            self._control.wake_driver()
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
         """Set ABORTABLE_ERROR if the transaction lacks a record that failed before it was in a
@@ -232,13 +232,13 @@ class TransactionManager:
             # in Java, batches with a sequence are sent unless a new epoch is needed anyway.
             tv2 = self.progress.tv2
             with_sequence = tv2 or self.progress.needs_bump
-            self._engine.drop_unsent(error, with_sequence=with_sequence, in_doubt=tv2)
+            self._control.fail_unsent(error, with_sequence=with_sequence, in_doubt=tv2)
         if self.state in ENDING and self.settled():
-            self._engine.wake_driver()
+            self._control.wake_driver()
 
     def settled(self) -> bool:
         """True if every batch has its outcome, and none is in flight."""
-        if self.progress.discard is not None or self._engine.has_incomplete():
+        if self.progress.discard is not None or self._control.has_incomplete():
             return False
         return not self.tracker.any_open(self.progress.touched)
 
@@ -249,17 +249,17 @@ class TransactionManager:
         instance with this transactional id, and fences that instance."""
         self.init_result = self._loop.create_future()
         self._become(TxnState.INITIALIZING)
-        self._engine.wake_driver()
+        self._control.wake_driver()
 
     def begin(self) -> None:
         """Begin a transaction. No request is sent for this."""
         self.ending = None
-        tv2 = self._engine.transaction_version() >= SECOND_PROTOCOL
+        tv2 = self._control.transaction_version() >= SECOND_PROTOCOL
         self.progress = TxnProgress(tv2)
         self.pacing.on_begin(tv2=tv2)
         self._become(TxnState.IN_TRANSACTION)
         if self.pacing.awaits_markers:
-            self._engine.wake_driver()
+            self._control.wake_driver()
 
     def start_end(self, *, commit: bool) -> PendingEndTxn:
         """Request the commit or abort of the open transaction."""
@@ -274,8 +274,8 @@ class TransactionManager:
             self.progress.pending_partitions.clear()
             self.progress.discard = aborted
             self._fail_offsets(aborted)
-        self._engine.wake_sender()
-        self._engine.wake_driver()
+        self._control.wake_sender()
+        self._control.wake_driver()
         return self.ending
 
     def add_offsets(self, offsets: dict[TopicPartition, Offset], group: GroupMetadata) -> Result:
@@ -283,7 +283,7 @@ class TransactionManager:
         self.check_open()
         job = OffsetsJob(offsets, group, self._loop.create_future())
         self.offsets.append(job)
-        self._engine.wake_driver()
+        self._control.wake_driver()
         return job.done
 
     def prepare(self) -> None:
@@ -293,7 +293,7 @@ class TransactionManager:
         if self.offsets or not self.settled():
             raise misuse("records or offsets of the transaction have no outcome yet: flush first")
         self.progress.prepared = True
-        self._engine.set_accepting(False)
+        self._control.set_transaction_open(False)
 
     # -- called by the driver -------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class TransactionManager:
     def drop_unused_partitions(self) -> bool:
         """Do not add the partitions all of whose records were withdrawn: the topic may not exist
         any more, and the transaction would wait for it forever. True if there were any."""
-        pending, used = self.progress.pending_partitions, self._engine.with_records()
+        pending, used = self.progress.pending_partitions, self._control.with_records()
         unused = [partition for partition in pending if partition not in used]
         for partition in unused:
             del pending[partition]
@@ -345,7 +345,7 @@ class TransactionManager:
             progress.partitions.add(partition)
         if partitions:
             progress.note(CoordinatorView.STARTED)
-        self._engine.wake_sender()
+        self._control.wake_sender()
 
     def offsets_accepted(self, job: OffsetsJob) -> None:
         """Note that the group coordinator accepted the offsets."""
@@ -370,7 +370,7 @@ class TransactionManager:
         else:
             self._become(TxnState.READY)
         resolve(ending.done, None)
-        self._engine.wake_sender()
+        self._control.wake_sender()
 
     def _needs_new_epoch(self, ending: PendingEndTxn) -> bool:
         """True if the next transaction needs a newer epoch: a copy of EndTxn, of a batch, or of a
@@ -405,7 +405,7 @@ class TransactionManager:
         if self.ending is not None:
             resolve(self.ending.done, reason)
         self._fail_offsets(reason)
-        self._engine.wake_sender()
+        self._control.wake_sender()
 
     def fail(self, error: KafkaError, *, answered: bool = False) -> None:
         """Set FATAL_ERROR: no more requests are sent. The first error is kept.
@@ -430,7 +430,7 @@ class TransactionManager:
         # unknown.
         self.fatal_error = fatal.copy().with_(outcome=Outcome.NOT_SENT)
         self._resolve_all(fatal, answered=answered)
-        self._engine.wake_sender()
+        self._control.wake_sender()
 
     def close(self, error: KafkaError) -> None:
         """End all waits with `error`, because the driver has stopped."""

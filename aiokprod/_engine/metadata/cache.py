@@ -82,7 +82,7 @@ class Metadata:
             for index, (host, port) in enumerate(config.bootstrap_addresses())
         )
         self.snapshot = without_leaders(ClusterSnapshot(), self._bootstrap_nodes)
-        self._bootstrapped = True
+        self._only_bootstrap_nodes = True
         self._given_up: Mapping[int, Node] = {}  # nodes before the last rebootstrap
         self._broadcast = Broadcast()
         self._listeners: list[Listener] = []
@@ -122,9 +122,9 @@ class Metadata:
         return self._schedule.updated_at
 
     @property
-    def bootstrapped(self) -> bool:
+    def only_bootstrap_nodes(self) -> bool:
         """True while only the bootstrap addresses are known as nodes."""
-        return self._bootstrapped
+        return self._only_bootstrap_nodes
 
     @property
     def last_error(self) -> KafkaError | None:
@@ -370,7 +370,7 @@ class Metadata:
         self._topics.note_answers(merged.answered, snapshot.generation, now)
         # A response after a rebootstrap that lists the same unreachable brokers as before does not
         # count as a change: without backoff they would be tried ten times a second.
-        sent_back = self._bootstrapped and snapshot.nodes == self._given_up
+        sent_back = self._only_bootstrap_nodes and snapshot.nodes == self._given_up
         changed = snapshot.nodes is not old.nodes or snapshot.topics is not old.topics
         self._schedule.succeeded(
             now, full=not partial, changed=changed and not sent_back, doubtful=doubtful
@@ -384,7 +384,7 @@ class Metadata:
             self._schedule.need_full = self._schedule.wrong = True
         self._asked = None
         self._last_error = None
-        self._bootstrapped = False
+        self._only_bootstrap_nodes = False
         self._swap(snapshot)
 
     def update_leaders(
@@ -437,9 +437,9 @@ class Metadata:
 
         Source: Java `Metadata.rebootstrap`; KIP-899, KIP-1102.
         """
-        if not self._bootstrapped:
+        if not self._only_bootstrap_nodes:
             self._given_up = self.snapshot.nodes
-        self._bootstrapped = True
+        self._only_bootstrap_nodes = True
         self._schedule.need_full = self._schedule.wrong = True
         self._topics.misses = {}
         self._topics.lower_epochs = {}
@@ -519,7 +519,7 @@ class Metadata:
     def network_text(self) -> str:
         """The brokers without a usable response and the last error, as the end of a sentence; empty
         if the last request succeeded."""
-        if self._last_error is None and not self._bootstrapped:
+        if self._last_error is None and not self._only_bootstrap_nodes:
             return ""
         nodes = list(self.snapshot.nodes.values())
         tried = ", ".join(f"{node.host}:{node.port}" for node in nodes[:5])

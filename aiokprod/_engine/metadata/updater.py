@@ -246,7 +246,7 @@ class MetadataUpdater:
         """
         return (
             self._may_rebootstrap
-            and not self._metadata.bootstrapped
+            and not self._metadata.only_bootstrap_nodes
             and self._failed.issuperset(self._nodes)
             and not any(map(self._connected, self._nodes))
         )

@@ -10,16 +10,19 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokprod._engine.buffer.batch_splitter import part_limit, plain_records
+from aiokprod._engine.sender.batch_errors import (
+    batch_error,
+    delivery_timeout_error,
+    given_up_error,
+    record_errors,
+)
 from aiokprod._engine.sender.failure_log import FailureLog
 from aiokprod._engine.sender.produce_request import ProduceCall, partition_responses
 from aiokprod._engine.sender.retry_log import RetryLog
 from aiokprod._engine.sender.retry_policy import (
     Action,
-    batch_error,
     decide,
-    delivery_timeout_error,
-    given_up_error,
-    record_errors,
+    next_is_last_attempt,
     retry_delay,
 )
 from aiokprod._log_fields import log_fields
@@ -55,8 +58,8 @@ class BatchCompletion:
 
     Attributes:
         acknowledged_at: loop time of the last acknowledgment, None before the first.
-        retries: retries that are not logged yet.
-        failures: failed records for which no task was waiting, which are not logged yet.
+        retry_log: retries that are not logged yet.
+        failure_log: failed records for which no task was waiting, which are not logged yet.
 
     Args:
         wakeup: called when the sender has to run again at once.
@@ -81,9 +84,9 @@ class BatchCompletion:
         self._gate = state.gate
         self._source = state.source
         self.acknowledged_at: float | None = None
-        self.retries = RetryLog()
-        self.failures = FailureLog()
-        self._retries = retries
+        self.retry_log = RetryLog()
+        self.failure_log = FailureLog()
+        self._max_retries = retries
         self._backoff = backoff
         self._observer = observer
         self._wakeup = wakeup
@@ -137,7 +140,7 @@ class BatchCompletion:
                 batch.note_unknown(lost=True)
         self._metadata.request_update(call.generation)
         for batch in call.batches.values():
-            self._conclude(batch, code, node_id, now, None, cause=error)
+            self._complete_failed_attempt(batch, code, node_id, now, None, cause=error)
 
     def _on_partition_failed(
         self,
@@ -168,7 +171,7 @@ class BatchCompletion:
             self._metadata.refuse_topic_id(topic, call.topic_ids[topic])
         if answer is None or (code.refresh_metadata and not moved):
             self._metadata.request_update(call.generation, batch.topic_partition)
-        self._conclude(batch, code, node_id, now, answer, at_once=moved)
+        self._complete_failed_attempt(batch, code, node_id, now, answer, at_once=moved)
 
     def _apply_leader_hints(
         self,
@@ -217,7 +220,7 @@ class BatchCompletion:
             self.acknowledged_at = batch.queue.acknowledged_at = now
             self._observer.on_batch_acknowledged(batch, now)
 
-    def _conclude(
+    def _complete_failed_attempt(
         self,
         batch: ProducerBatch,
         code: ErrorCode,
@@ -239,7 +242,7 @@ class BatchCompletion:
             code,
             records=batch.core.record_count,
             attempts=batch.attempts,
-            retries=self._retries,
+            retries=self._max_retries,
             sequence=sequence.decision,
             settled=batch.core.settled,
             expired=now >= batch.deadline,
@@ -267,19 +270,19 @@ class BatchCompletion:
         self, batch: ProducerBatch, code: ErrorCode, node_id: int, now: float, *, at_once: bool
     ) -> None:
         """Put the batch back, to be sent after a backoff."""
-        if batch.attempts >= self._retries:
-            batch.leader_epoch = -1  # a new leader must not end this backoff
+        if next_is_last_attempt(batch.attempts, self._max_retries):
+            batch.leader_epoch = -1  # a new leader must not end the backoff of the last attempt
         awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
         delay = retry_delay(
             self._backoff(batch.attempts),
             attempts=batch.attempts,
-            retries=self._retries,
+            retries=self._max_retries,
             at_once=at_once or self._has_newer_leader(batch),
             awaits_markers=awaits_markers and self._source.transactional_id is not None,
         )
         self._observer.on_batch_retry(batch, code)
         if not awaits_markers:  # waiting for transaction markers is not a failure
-            self.retries.note(batch, code, node_id, now)
+            self.retry_log.note(batch, code, node_id, now)
         # Java logs a warning for each retry. Here `DeliveryWatch` logs them once per outage.
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
@@ -339,6 +342,6 @@ class BatchCompletion:
             if unwatched:
                 self._observer.on_unretrieved_failure(batch.topic_partition, unwatched, error)
                 now = self._loop.time()
-                self.failures.note(batch.topic_partition, unwatched, error, now)
+                self.failure_log.note(batch.topic_partition, unwatched, error, now)
         self._accumulator.deallocate(batch)
         self._accumulator.reclassify(batch.queue, self._loop.time())

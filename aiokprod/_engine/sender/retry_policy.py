@@ -1,7 +1,12 @@
-"""Decides what to do with a batch after a response, and creates the errors of failed batches.
+"""Decides what to do with a batch after a response.
 
 The functions have no side effects; `BatchCompletion` carries the decision out. The meaning of an
-error code is in its row in `_errors`.
+error code is in its row in `_errors`; CONTRIBUTING.md has the steps to change what happens after a
+code.
+
+Two cases are not decided here alone: FATAL does nothing for a producer without a producer id
+(`NoProducerId.on_fatal`), and after CONCURRENT_TRANSACTIONS `BatchCompletion._retry` requests the
+short backoff of `retry_delay` (`awaits_markers`), for transactional producers only.
 
 Source: Java `Sender.completeBatch`, `Sender.canRetry`.
 """
@@ -9,24 +14,10 @@ Source: Java `Sender.completeBatch`, `Sender.canRetry`.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from aiokprod._engine.identity.sequence_errors import SequenceDecision
-from aiokprod.errors import (
-    REJECTED_WITH_BATCH,
-    Code,
-    DeliveryTimeout,
-    ErrorCode,
-    Outcome,
-    RecordRejected,
-    broker_error,
-    error_code,
-)
-
-if TYPE_CHECKING:
-    from aiokprod._engine.buffer.producer_batch import ProducerBatch
-    from aiokprod.errors import KafkaError
-
+from aiokprod.errors import Code, ErrorCode
 
 _MARKERS_BACKOFF: Final = 0.02
 """Backoff in seconds while the markers of the previous transaction are being written. It is short
@@ -34,6 +25,16 @@ because the leader also waits for them before it responds with CONCURRENT_TRANSA
 
 _MARKERS_ATTEMPTS: Final = 5
 """Number of attempts with that backoff. After them the usual backoff applies."""
+
+
+def is_last_attempt(attempts: int, max_retries: int) -> bool:
+    """True if attempt number `attempts` is not followed by another one."""
+    return attempts > max_retries
+
+
+def next_is_last_attempt(attempts: int, max_retries: int) -> bool:
+    """True if at most one attempt follows attempt number `attempts`."""
+    return is_last_attempt(attempts + 1, max_retries)
 
 
 class Action(enum.Enum):
@@ -90,7 +91,7 @@ def _action(
     if code.fatal_idempotent:
         return Action.FATAL
     if sequence is SequenceDecision.RETRY or code.retriable:
-        return Action.RETRY if attempts <= retries else Action.FAIL
+        return Action.FAIL if is_last_attempt(attempts, retries) else Action.RETRY
     return Action.FAIL
 
 
@@ -106,115 +107,7 @@ def retry_delay(
             further attempt.
         awaits_markers: the leader waits for the markers of the previous transaction.
     """
-    delay = 0.0 if at_once and attempts < retries else backoff
+    delay = 0.0 if at_once and not next_is_last_attempt(attempts, retries) else backoff
     if awaits_markers and attempts <= _MARKERS_ATTEMPTS:
         delay = min(delay, _MARKERS_BACKOFF)
     return delay
-
-
-def batch_error(
-    code: ErrorCode,
-    batch: ProducerBatch,
-    now: float,
-    broker: int,
-    text: str | None,
-    cause: KafkaError | None = None,
-) -> KafkaError:
-    """The error of a batch that is not sent again. Its text contains the broker, the number of
-    attempts and a hint.
-
-    Args:
-        text: the error message in the response, if any.
-        cause: the error of the request if there was no response; None if the broker responded.
-    """
-    outcome = outcome_of(batch)
-    hint = code.hint
-    if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.has_sequence:
-        hint = ""  # the hint is about idempotence, which this producer does not use
-    happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
-    parts = [
-        f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
-        f"{now - batch.created_at:.3f} s"
-    ]
-    if text:
-        parts.append(text)
-    if hint:
-        parts.append(hint)
-    parts.append(
-        "the record may be in the log"
-        if outcome is Outcome.UNKNOWN
-        else "the record is not in the log"
-    )
-    if cause is None:
-        return broker_error(code.number, "; ".join(parts), outcome=outcome)
-    return cause.copy().with_(message=f"{'; '.join(parts)}: {cause.message}", outcome=outcome)
-
-
-def record_errors(
-    batch: ProducerBatch, answer: Any, error: KafkaError
-) -> dict[int, KafkaError] | None:
-    """Errors of single records by position (KIP-467), None if the response has none.
-
-    Records that the response names get their own message, the others a message that their batch
-    failed. `answer` is the partition's part of the response, or None.
-    """
-    if answer is None or not answer.record_errors:
-        return None
-    named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
-    errors: dict[int, KafkaError] = {}
-    for index in range(batch.core.record_count):
-        text = named.get(index) if index in named else f"{REJECTED_WITH_BATCH}; send it again"
-        errors[index] = RecordRejected(
-            f"{batch.topic_partition}: {text or error.message}",
-            code=error.code,
-            outcome=error.outcome,
-        )
-    return errors
-
-
-def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
-    """A copy of `error` for one batch, with the outcome that its attempts so far allow."""
-    return error.copy().with_(outcome=outcome_of(batch))
-
-
-def delivery_timeout_error(
-    batch: ProducerBatch,
-    now: float,
-    network: KafkaError | None,
-    *,
-    leaderless: bool = False,
-    topic_error: int = 0,
-) -> DeliveryTimeout:
-    """The error of a batch whose delivery deadline has passed.
-
-    Args:
-        network: the reason why the cluster cannot be reached, if known; it is the cause of the
-            error of a batch that was never sent.
-        leaderless: the partition has no leader, according to the brokers.
-        topic_error: error code of the topic in the last response that contained it; 0 if none.
-    """
-    reason, cause = batch.last_failure
-    if not batch.attempts:
-        cause = network
-        reason = "never sent"
-        if cause is not None:
-            reason += f": {cause.message}"
-        elif leaderless:
-            code = f" ({error_code(topic_error).name})" if topic_error else ""
-            reason += f": the partition has no leader{code}"
-    error = DeliveryTimeout(
-        f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
-        f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
-        f"{reason or 'no answer yet'}); "
-        f"the record {'may be' if batch.possibly_appended else 'is not'} in the log",
-        outcome=outcome_of(batch),
-    )
-    error.__cause__ = cause
-    return error
-
-
-def outcome_of(batch: ProducerBatch) -> Outcome:
-    """The outcome of a batch that is given up now: whether its records can be in the log."""
-    if batch.possibly_appended:
-        return Outcome.UNKNOWN
-    return Outcome.REJECTED if batch.maybe_written else Outcome.NOT_SENT

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 from aiokprod._engine.buffer.batch_states import COMPLETING, DRAINED, IN_FLIGHT
 from aiokprod._engine.sender.auth_failures import AuthFailures
 from aiokprod._engine.sender.batch_completion import BatchCompletion
+from aiokprod._engine.sender.batch_errors import delivery_timeout_error, given_up_error
 from aiokprod._engine.sender.produce_request import ProduceCall
-from aiokprod._engine.sender.retry_policy import (
-    delivery_timeout_error,
-    given_up_error,
-)
+from aiokprod._engine.sender.retry_policy import is_last_attempt
 from aiokprod._engine.sender.unresponsive_brokers import UnresponsiveBrokers
 from aiokprod._histogram import Histogram
 from aiokprod.errors import (
@@ -74,7 +72,7 @@ class Sender:
         loop_lag: Histogram | None = None,
     ) -> None:
         self._acks = config.required_acks
-        self._retries = config.retries
+        self._max_retries = config.retries
         self._request_timeout_ms = config.request_timeout_ms
         self._max_request_size = config.max_request_size
         self._loop = loop
@@ -113,14 +111,14 @@ class Sender:
         return self._completion.acknowledged_at
 
     @property
-    def failures(self) -> FailureLog:
+    def failure_log(self) -> FailureLog:
         """Failed records for which no task was waiting, which are not logged yet."""
-        return self._completion.failures
+        return self._completion.failure_log
 
     @property
-    def retries(self) -> RetryLog:
+    def retry_log(self) -> RetryLog:
         """Retries that are not logged yet."""
-        return self._completion.retries
+        return self._completion.retry_log
 
     # -- loop -----------------------------------------------------------------------------------
 
@@ -202,8 +200,8 @@ class Sender:
         lost, kept = set(), set()
         for batch in list(self._accumulator.incomplete):
             if batch.in_flight and batch.wire_node in overdue:
-                if batch.attempts > self._retries:
-                    kept.add(batch.wire_node)  # it is the last attempt of the batch
+                if is_last_attempt(batch.attempts, self._max_retries):
+                    kept.add(batch.wire_node)
                 elif leader_of(batch.topic_partition) not in (None, batch.wire_node):
                     lost.add(batch.wire_node)
         for node_id in lost - kept:
@@ -355,7 +353,7 @@ class Sender:
                 batch,
                 now,
                 metadata.last_error,
-                leaderless=batch.queue.node is None and not metadata.bootstrapped,
+                leaderless=batch.queue.node is None and not metadata.only_bootstrap_nodes,
                 topic_error=metadata.topic_error(batch.queue.topic),
             )
             self._completion.fail(batch, error)

@@ -13,6 +13,7 @@ import pytest
 from aiokprod._engine.buffer import batch_compressor
 from aiokprod._engine.buffer.batch_compressor import INLINE_LIMIT
 from aiokprod._engine.buffer.batch_states import BatchState
+from aiokprod._engine.sender import sender
 from aiokprod._wire.compression import CODEC_NAMES, Codec, NoCompression, codec_for
 from aiokprod._wire.primitives import BytesLike
 from aiokprod.errors import Code, Outcome, ProducerFailed
@@ -189,6 +190,42 @@ async def test_cancelled_compression_fails_the_batch() -> None:
     assert error_of(delivery).outcome is Outcome.NOT_SENT
     harness.step()
     harness.check_idle()
+
+
+@virtual
+async def test_batch_whose_failure_is_not_reported_is_compressed_again() -> None:
+    """A signal handler raises after `_job_done` has noted the failure, before the sender fails the
+    batch: the partition must not wait for the delivery timeout of that batch."""
+    harness = world_with(codec_for("gzip"), worker=True)
+    assert isinstance(harness.loop, VirtualLoop)
+    harness.loop.executor_delay_s = 5.0
+    harness.append(b"x" * (INLINE_LIMIT + 1))
+    harness.step()
+    (batch,) = harness.queued()
+    failed = harness.loop.create_future()
+    failed.set_exception(MemoryError())
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    injector = Injector(1, interrupt, str(Path(sender.__file__).parent))
+    with pytest.raises(KeyboardInterrupt), injector.armed():
+        harness.accumulator._compressor._job_done(batch, failed)
+    assert batch.state is BatchState.SEALED
+    harness.loop.executor_delay_s = 0.0
+    harness.append(b"later")
+    harness.step()
+    await quiet()
+    harness.step()
+    assert current(batch.state) is BatchState.IN_FLIGHT
+    await asyncio.sleep(5.0)  # the first job ends
+    await quiet()
+    for sent in list(harness.brokers.waiting):
+        sent.ack()
+    harness.step()
+    for sent in list(harness.brokers.waiting):
+        sent.ack()
+    assert harness.brokers.stored(T0) == [b"x" * (INLINE_LIMIT + 1), b"later"]
 
 
 @virtual

@@ -25,17 +25,17 @@ class RecordingControl:
     """An `EngineControl` without an engine."""
 
     def __init__(self) -> None:
-        self.accepting = False
+        self.transaction_open = False
         self.completing = False
         self.sender_wakeups = 0
         self.driver_wakeups = 0
         self.incomplete = False
         self.withdrawn: set[TopicPartition] = set()
         self.version = 1
-        self.dropped: list[tuple[KafkaError, bool, bool]] = []
+        self.failed: list[tuple[KafkaError, bool, bool]] = []
 
-    def set_accepting(self, accepting: bool) -> None:
-        self.accepting = accepting
+    def set_transaction_open(self, is_open: bool) -> None:
+        self.transaction_open = is_open
 
     def set_completing(self, completing: bool) -> None:
         self.completing = completing
@@ -53,8 +53,8 @@ class RecordingControl:
         """All partitions that a test asks for, except those in `withdrawn`."""
         return _AllBut(self.withdrawn)
 
-    def drop_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
-        self.dropped.append((error, with_sequence, in_doubt))
+    def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
+        self.failed.append((error, with_sequence, in_doubt))
 
     def transaction_version(self) -> int:
         return self.version
@@ -63,7 +63,7 @@ class RecordingControl:
 def manager(control: RecordingControl | None = None) -> TransactionManager:
     """Uninitialized."""
     loop = asyncio.get_running_loop()
-    return TransactionManager("id", loop=loop, engine=control or RecordingControl())
+    return TransactionManager("id", loop=loop, control=control or RecordingControl())
 
 
 def calls(made: TransactionManager) -> TransactionCalls:

@@ -241,7 +241,7 @@ async def test_begin_starts_with_new_progress(version: int) -> None:
     assert made.progress.view is CoordinatorView.UNKNOWN
     assert not made.progress.pending_partitions
     assert not made.progress.needs_bump
-    assert control.accepting
+    assert control.transaction_open
     made.check_open()
 
 
@@ -250,7 +250,7 @@ async def test_prepared_transaction_takes_nothing_and_can_be_ended() -> None:
     control = RecordingControl()
     made = opened(control=control)
     made.prepare()
-    assert not control.accepting
+    assert not control.transaction_open
     with pytest.raises(TransactionError, match="accepts nothing more"):
         made.check_open()
     made.start_end(commit=True)

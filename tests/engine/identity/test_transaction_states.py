@@ -62,7 +62,7 @@ def test_step_legal_ones_are_taken_all_others_refused(before: TxnState, after: T
         if (before, after) in LEGAL:
             made._become(after)
             assert made.state is after
-            assert control.accepting is (after is S.IN_TRANSACTION)
+            assert control.transaction_open is (after is S.IN_TRANSACTION)
             assert control.completing is (after in (S.COMMITTING, S.ABORTING))
         else:
             with pytest.raises(AssertionError):

@@ -9,7 +9,7 @@ from aiokprod._engine.identity.sequence_errors import SequenceDecision
 from aiokprod._engine.identity.transaction_progress import CoordinatorView
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._engine.identity.transactional_sequences import TransactionalSequences
-from aiokprod._engine.sender.retry_policy import outcome_of
+from aiokprod._engine.sender.batch_errors import outcome_of
 from aiokprod._wire.record_batch import MAX_SEQUENCE
 from aiokprod.errors import BrokerError, Code, Outcome
 from aiokprod.records import TopicPartition
@@ -184,12 +184,12 @@ async def test_pass_of_the_sender_drops_what_must_not_be_sent_once() -> None:
     made = opened(control=control)
     state = sequences(made)
     state.bump_epochs()
-    assert not control.dropped
+    assert not control.failed
     made.abort_with(BrokerError("x"))
     assert not made.settled()
     state.bump_epochs()
     state.bump_epochs()
-    ((error, with_sequence, in_doubt),) = control.dropped
+    ((error, with_sequence, in_doubt),) = control.failed
     assert "x" in error.message
     assert with_sequence, "a new epoch is needed anyway, so a sequence gap does no harm"
     assert not in_doubt, "first protocol: nothing fences what may be in the log"

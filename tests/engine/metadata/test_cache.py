@@ -73,7 +73,7 @@ def pause(cache: Metadata, now: float = NOW) -> float:
 def test_new_cache_holds_the_bootstrap_addresses_and_wants_an_update() -> None:
     cache = metadata()
     assert cache.snapshot.nodes == {-1: Node(-1, "boot-a", 9092), -2: Node(-2, "boot-b", 9093)}
-    assert cache.bootstrapped
+    assert cache.only_bootstrap_nodes
     assert cache.snapshot.generation == 1
     assert cache.update_due(NOW)
     assert cache.plan(NOW) == UpdatePlan(0, False, ())
@@ -506,14 +506,14 @@ def test_rebootstrap_keeps_topics_and_wants_an_update() -> None:
     cache = known()
     refresh(cache, answer(topic("t", 2)), NOW + 1)
     cache.rebootstrap()
-    before = cache.bootstrapped
+    before = cache.only_bootstrap_nodes
     assert before
     assert list(cache.snapshot.nodes) == [-1, -2]
     assert cache.lookup("t", 1) is cache.snapshot
     assert cache.snapshot.leader_of(T0) is None
     assert cache.update_due(NOW + 3)
     refresh(cache, answer(topic("t", [partition(0, 2, 0), partition(1)])), NOW + 3)
-    after = cache.bootstrapped
+    after = cache.only_bootstrap_nodes
     assert not after
     assert cache.snapshot.leader_of(T0) == 2
 

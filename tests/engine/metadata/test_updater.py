@@ -227,7 +227,7 @@ def test_trigger_of_zero_leaves_a_request_its_time() -> None:
     harness.step(TIMEOUT - 1)
     harness.finish(answer())
     assert harness.client.resets == 0
-    assert not harness.metadata.bootstrapped
+    assert not harness.metadata.only_bootstrap_nodes
 
 
 def test_silent_node_without_another_one_is_waited_for() -> None:

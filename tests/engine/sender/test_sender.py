@@ -1633,7 +1633,7 @@ async def test_retries_are_counted_and_logged_at_debug_level(
     assert (fields["kafka_event"], fields["kafka_attempt"]) == ("batch_retried", 1)
     assert (fields["kafka_topic"], fields["kafka_partition"]) == ("t", 0)
     # Waiting for the markers of a transaction does not count.
-    log = harness.sender.retries
+    log = harness.sender.retry_log
     assert log.last is not None
     assert log.last[0] == "t-1: NOT_ENOUGH_REPLICAS from broker 1"
     assert log.take() == ({"NOT_ENOUGH_REPLICAS": 66}, ["t"])

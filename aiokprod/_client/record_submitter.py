@@ -95,7 +95,7 @@ class RecordSubmitter:
         Cancellation: the record is not sent.
         """
         try:
-            runtime = self._accepting(topic, partition, serialized)
+            runtime = self._runtime_for_sending(topic, partition, serialized)
             record = checked_record(topic, value, key, partition, timestamp_ms, headers)
             check_on_delivery("submit", on_delivery)
             block = self._max_block if block is None else min(block, self._max_block)
@@ -106,13 +106,13 @@ class RecordSubmitter:
         finally:
             close_coroutines(serialized)
 
-    def _accepting(
+    def _runtime_for_sending(
         self, topic: Any, partition: Any, serialized: SerializedRecord | None
     ) -> Runtime:
-        """Like `Lifecycle.accepting`. User code that the fast path has called may have closed the
-        producer; then the record is reported as refused."""
+        """Like `Lifecycle.runtime_for_sending`. User code that the fast path has called may have
+        closed the producer; then the record is reported as refused."""
         try:
-            return self._lifecycle.accepting()
+            return self._lifecycle.runtime_for_sending()
         except KafkaError as error:
             if serialized is not None:
                 self._slow_path.report_refused(topic, partition, serialized, error)
