@@ -33,6 +33,7 @@ def interrupted_everywhere(
     results: list[R] = []
     while True:
         call, steps, acquired = make(), len(results), 0
+        workers: list[threading.Thread] = []
 
         def interrupt(frame: object, event: str, argument: object) -> None:
             nonlocal steps, acquired
@@ -40,7 +41,8 @@ def interrupted_everywhere(
                 acquired += 1
                 if acquired == BLOCKS_AT:
                     sys.setprofile(None)
-                    threading.Thread(target=work, daemon=True).start()
+                    workers.append(threading.Thread(target=work, daemon=True))
+                    workers[-1].start()
             if event not in ("call", "c_return"):
                 return
             steps -= 1
@@ -57,6 +59,8 @@ def interrupted_everywhere(
             result = call()
         finally:
             sys.setprofile(None)
+            for worker in workers:  # the caller may close what they use
+                worker.join(HANG_S)
         if steps >= 0:  # it has fewer steps
             return results
         results.append(result)

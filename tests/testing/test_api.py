@@ -16,5 +16,5 @@ def test_names_and_keys_are_those_of_the_messages() -> None:
 
 @pytest.mark.parametrize("code", [0, Code.NONE, 12345])
 def test_fail_refuses_what_is_no_error(code: int) -> None:
-    with pytest.raises(ValueError, match="no error code"):
+    with pytest.raises(ValueError, match="is not an error code"):
         FakeCluster().fail(Api.PRODUCE, code)
