@@ -31,9 +31,9 @@ def interrupted_everywhere(
         when the call blocks, if it does.
     """
     results: list[R] = []
+    workers: list[threading.Thread] = []
     while True:
         call, steps, acquired = make(), len(results), 0
-        workers: list[threading.Thread] = []
 
         def interrupt(frame: object, event: str, argument: object) -> None:
             nonlocal steps, acquired
