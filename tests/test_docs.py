@@ -28,7 +28,7 @@ from aiokprod._engine.sender.sender import Sender
 from aiokprod._errors import Code, ErrorCode
 from aiokprod._metrics.definitions import BY_NAME
 from aiokprod._wire.compression import CODEC_NAMES
-from aiokprod.testing import pytest_plugin
+from aiokprod.testing import FakeCluster, fake_cluster, pytest_plugin
 
 DOCS = Path(__file__).parents[1] / "docs"
 OTHERS = {"UnknownTopicOrPartitionError", "BufferError", "TimeoutError", "ValueError", "OSError"}
@@ -115,12 +115,23 @@ def test_testing_page_has_every_fixture() -> None:
 
 
 def test_the_tests_of_the_testing_page_pass(pytester: pytest.Pytester) -> None:
-    code = re.findall(r"```python\n(.*?)```", section("testing.md", "With pytest"), re.DOTALL)
-    pytester.makepyfile("\n".join(code))
+    for title in ("With pytest", "Broker failures", "Web services"):
+        code = re.findall(r"```python\n(.*?)```", section("testing.md", title), re.DOTALL)
+        pytester.makepyfile(**{f"test_{title.replace(' ', '_').lower()}": "\n".join(code)})
     result = pytester.runpytest_subprocess(
         "-p", "pytest_aiokprod", "-p", "no:asyncio", "-W", "error"
     )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=7)
+
+
+def test_testing_page_names_methods_and_reactions_that_exist() -> None:
+    text = section("testing.md", "Broker failures")
+    methods = set(first_column(text)) | {"count"}
+    assert len(methods) > 15
+    assert methods <= set(dir(FakeCluster))
+    reactions = set(re.findall(r"`(\w+)\(", text.split("Reactions,")[1]))
+    assert len(reactions) == 9
+    assert reactions <= set(fake_cluster.__all__)
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
