@@ -270,7 +270,7 @@ class Probes:
             return Probe(False, (f"the producer failed: {health.error}",))
         reasons = []
         if not health.brokers_known:
-            reasons.append("no metadata have been received yet")
+            reasons.append("no bootstrap server has answered with metadata")
         elif not health.ok:
             reasons.append(
                 f"the oldest record has had no outcome for {health.oldest_record_age_s:.1f} s"

@@ -88,7 +88,7 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
     if stalled is not None:
         return f"no acknowledgment for {found.silent_s():.1f} s: {stalled}"
     if runtime.metadata.only_bootstrap_nodes:
-        return "no broker has answered yet" + runtime.metadata.network_text()
+        return "no bootstrap server has answered" + runtime.metadata.network_text()
     patience = runtime.config.request_timeout_ms / 1000
     for partition in found.partitions:
         if partition.age_s - partition.queue.settings.linger > patience:

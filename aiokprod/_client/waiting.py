@@ -212,7 +212,7 @@ def _topic_reason(runtime: Runtime, topic: str) -> str:
     if code:
         row = error_code(code)
         return f"{row.name}: {row.text}"
-    return "no metadata" + (runtime.metadata.network_text() or "; no broker has answered yet")
+    return "no metadata" + (runtime.metadata.network_text() or "; no bootstrap server has answered")
 
 
 def broker_name(runtime: Runtime, node_id: int) -> str:

@@ -226,7 +226,7 @@ def test_probes_of_a_producer_over_its_life() -> None:
         assert found.started() == found.ready() == Probe(False, ("the producer is not started",))
         await producer.start()
         assert found.started() == Probe(True)
-        assert found.ready() == Probe(False, ("no metadata have been received yet",))
+        assert found.ready() == Probe(False, ("no bootstrap server has answered with metadata",))
         await producer.send("t", b"v")
         assert found.ready() == Probe(True)
         await producer.close()
