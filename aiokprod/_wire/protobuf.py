@@ -20,15 +20,23 @@ _fixed64: Final = struct.Struct("<Q").pack
 
 def varint(value: int) -> bytes:
     """An unsigned integer of up to 64 bits; a negative one is encoded as its two's complement."""
+    if 0 <= value < len(_SMALL):
+        return _SMALL[value]
+    return _varint(value)
+
+
+def _varint(value: int) -> bytes:
     value &= 0xFFFF_FFFF_FFFF_FFFF
-    if value < 0x80:
-        return bytes((value,))
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
+
+
+_SMALL: Final = tuple(map(_varint, range(512)))
+"""The tags and most lengths. A push of telemetry has thousands of them."""
 
 
 def _zigzag(value: int) -> bytes:
