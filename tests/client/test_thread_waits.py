@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from aiokprod._client.thread_waits import ThreadWaits
@@ -37,6 +38,20 @@ def test_every_thread_that_waits_is_woken_until_its_condition_holds() -> None:
         thread.join(HANG_S)
         assert ended == list(range(number + 1))
     assert not waits
+
+
+def test_a_wait_may_end_while_the_others_are_woken() -> None:
+    class Shrinking(deque[threading.Lock]):
+        def __len__(self) -> int:
+            return super().__len__() + 1  # the last one is removed after it was counted
+
+    waits = ThreadWaits()
+    waits._turns = Shrinking()
+    turn = threading.Lock()
+    turn.acquire()
+    waits._turns.append(turn)
+    waits.wake()
+    assert not turn.locked()
 
 
 def test_signal_handler_may_wait_for_the_thread_that_wakes() -> None:

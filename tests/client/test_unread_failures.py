@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,35 @@ def test_failures_that_arrive_together_are_reported_once(caplog: pytest.LogCaptu
     with caplog.at_level(logging.ERROR, "aiokprod"):
         asyncio.run(main())
     check_texts(caplog)
+    assert observer.seen == [(TopicPartition("", -1), 2)]
+
+
+class InterruptedLoop:
+    """Raises the exception of a signal handler in the first call."""
+
+    def __init__(self) -> None:
+        self.scheduled: list[Callable[[], None]] = []
+        self._interrupted = False
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        if not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+        self.scheduled.append(callback)
+
+
+def test_an_interrupted_report_is_scheduled_by_the_next_failure() -> None:
+    loop: Any = InterruptedLoop()
+    observer = Counting()
+    failures = UnreadFailures(loop, observer, "id")
+    with pytest.raises(KeyboardInterrupt):
+        failures.add(KafkaError("first"))
+    failures.add(KafkaError("second"))
+    (report,) = loop.scheduled
+    report()
     assert observer.seen == [(TopicPartition("", -1), 2)]
 
 

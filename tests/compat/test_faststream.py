@@ -145,11 +145,23 @@ class Reversed:
         return str(msg)[::-1].encode(), "text/reversed"
 
 
-def test_a_codec_of_the_application_encodes_messages_and_batches() -> None:
+class ReversedBatches(Reversed):
+    """Encodes a batch in one call."""
+
+    async def encode_batch(
+        self, msgs: Any, serializer: Any = None
+    ) -> list[tuple[bytes, str | None]]:
+        return [await self.encode(msg, serializer) for msg in msgs]
+
+    async def decode_batch(self, msg: Any) -> list[Any]:
+        return list(msg.body)
+
+
+@pytest.mark.parametrize("codec", [Reversed(), ReversedBatches()], ids=lambda c: type(c).__name__)
+def test_a_codec_of_the_application_encodes_messages_and_batches(codec: Any) -> None:
     async def main() -> None:
         cluster = FakeCluster(default_partitions=1)
         async with serve_tcp(cluster) as servers:
-            codec: Any = Reversed()
             broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None, codec=codec))
             await broker.connect()
             await broker.publish("one", "t")
@@ -270,6 +282,25 @@ async def test_a_batch_may_have_any_size_and_every_message_its_partition(
     assert len(stored(cluster)) == 3_000
 
 
+def test_stop_waits_for_batches_without_confirmation() -> None:
+    """Their futures have their results when `stop` returns."""
+
+    async def main() -> None:
+        cluster = FakeCluster()
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None))
+            await broker.connect()
+            await broker.publish("first", "t")
+            tasks: list[Any] = [
+                await broker.publish_batch(b"a", b"b", topic="t", no_confirm=True) for _ in range(3)
+            ]
+            await broker.stop()
+            assert all(task.done() for task in tasks)
+            assert len(stored(cluster)) == 7
+
+    asyncio.run(main())
+
+
 @connected
 async def test_a_failed_message_does_not_hide_the_others(
     broker: KafkaBroker, cluster: FakeCluster
@@ -316,13 +347,16 @@ def test_an_explicit_max_batch_size_limits_a_batch_as_in_aiokafka() -> None:
             )
             await broker.connect()
             await broker.publish("first", "t")
-            with pytest.raises(BatchBufferOverflowException) as caught:
-                await broker.publish_batch(*["x" * 300] * 5, topic="t")
-            assert 1 <= caught.value.message_position <= 3
+            bodies: list[Any] = ["x" * 300, b"x" * 300, KafkaResponse("x" * 300, key=b"key")]
+            for body in bodies:
+                with pytest.raises(BatchBufferOverflowException) as caught:
+                    await broker.publish_batch(*[body] * 5, topic="t")
+                assert 1 <= caught.value.message_position <= 3
             assert len(stored(cluster)) == 1
             await broker.publish_batch("x" * 2_000, topic="t")  # one message may be larger
+            await broker.publish_batch("x", "y", topic="t")
             await broker.stop()
-        assert len(stored(cluster)) == 2
+        assert len(stored(cluster)) == 4
 
     asyncio.run(main())
 
