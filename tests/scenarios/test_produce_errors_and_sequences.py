@@ -785,6 +785,35 @@ async def test_f35_epoch_at_its_end_brings_a_new_producer_id(
     assert all(0 <= epoch <= 32_767 for _, epoch in found)
 
 
+@scenario(partitions=1, linger_ms=0, batch_size=1, cluster={"version_profile": "2.1"})
+async def test_f36_batches_behind_one_given_up_in_doubt_are_delivered_under_the_new_id(
+    cluster: FakeCluster, producer: Producer[Any, Any], history: History
+) -> None:
+    """The batches in flight get sequences 0 to 2 of a new producer id. The first is given up and
+    may be in the log, so that the second keeps sequence 1; the broker does not know the id, refuses
+    sequence 1, and both are numbered again."""
+    await history.send()
+    cluster.fail_produce(TP, Code.INVALID_PRODUCER_EPOCH)
+    cluster.control(0, faults.delay(0.1), times=3)
+
+    def fail_again(request: Any) -> None:
+        cluster.fail_produce(TP, Code.NOT_LEADER_OR_FOLLOWER)
+        cluster.fail_produce(TP, Code.POLICY_VIOLATION)
+
+    cluster.control(22, fail_again, times=1)
+    first, *others = await history.submit_many(3)
+    await history.settle()
+    assert first.outcome is Outcome.UNKNOWN
+    assert cluster.values("t", 0) == [history.attempts[0].value, *(one.value for one in others)]
+    assert [one.metadata.offset for one in others] == [1, 2]
+    (late,) = cluster.late_beginnings
+    assert (late.batch.producer_id, late.batch.epoch, late.batch.base_sequence) == (1, 0, 1)
+    assert [refusal.code for refusal in cluster.refusals] == [
+        Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        Code.UNKNOWN_PRODUCER_ID,
+    ]  # fmt: skip
+
+
 @scenario(partitions=1)
 async def test_f36_invalid_producer_epoch_fails_or_retries_but_recovers(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History

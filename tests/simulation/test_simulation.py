@@ -35,6 +35,7 @@ from aiokprod.errors import (
 from aiokprod.producer import Producer
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
+from aiokprod.testing.fake_cluster.cluster import LateBeginning
 from aiokprod.testing.memory import MemoryNetwork
 from aiokprod.testing.transports import Link
 from aiokprod.testing.virtual import LivelockError, VirtualTimeLimit
@@ -395,29 +396,37 @@ def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at: float
 
 
 def begins_rightly(
-    given_up: BaseException | None, *, settled_at: float = 11.0, first_sent: int = 0
+    given_up: BaseException | None,
+    *,
+    settled_at: float = 11.0,
+    first_sent: int = 0,
+    epoch: int = 0,
+    violations: int = 1,
 ) -> bool:
-    """Check a log that contains only record 1, which was sent after record 0 and stored at 12 s."""
+    """Check a producer whose record 1, sent after record 0, is its first one at a broker, at
+    12 s."""
     attempts = [
         Attempt(n, "t", 0, b"%d" % n, began=n, started_at=10.0, settled_at=settled_at)
         for n in range(2)
     ]
     attempts[0].result = given_up
-    stored = types.SimpleNamespace(producer_id=7, epoch=0, sequence=1, value=b"1")
-    batch = types.SimpleNamespace(records=lambda: [stored], stored_at=12.0)
-    log = types.SimpleNamespace(removed=[], batches=[batch])
-    cluster = FakeCluster()
-    topic: Any = types.SimpleNamespace(partitions=[types.SimpleNamespace(log=log)])
-    cluster.topics["t"] = topic
     request = types.SimpleNamespace(sent_at=10.0, partition=0)
     wire: Any = types.SimpleNamespace(
         sequences=lambda _: [(request, 0, n, b"%d" % n) for n in range(first_sent, 2)]
     )
-    load: Any = types.SimpleNamespace(attempts=attempts)
+    batch: Any = types.SimpleNamespace(producer_id=7, epoch=epoch, base_sequence=1)
+    cluster = FakeCluster()
+    cluster.late_beginnings.append(LateBeginning(12.0, "t", 0, batch))
+    cluster.violations += violations * ["('t', 0): producer 7 begins at 1"]
+    load: Any = types.SimpleNamespace(attempts=attempts, complaints=[])
     fate: Any = types.SimpleNamespace()
     judge = Judge(COPIES_PLAN, cluster, load, fate, wire, math.inf)
     judge.by_value = {attempt.value: attempt for attempt in attempts}
-    return judge._begins_rightly("('t', 0): producer 7 begins at 1")
+    try:
+        judge._check_cluster()
+    except Violation:
+        return False
+    return True
 
 
 IN_DOUBT = DeliveryTimeout("", outcome=Outcome.UNKNOWN)
@@ -432,6 +441,8 @@ def test_log_that_begins_above_the_first_sequence_for_no_reason_is_found() -> No
     assert not begins_rightly(DeliveryTimeout("", outcome=Outcome.REJECTED))
     assert not begins_rightly(IN_DOUBT, settled_at=12.5), "it was still waited for"
     assert not begins_rightly(IN_DOUBT, first_sent=1), "the first one was never sent"
+    assert not begins_rightly(IN_DOUBT, epoch=1), "the first one was sent in another epoch"
+    assert not begins_rightly(IN_DOUBT, violations=2), "one of two is for no reason"
 
 
 # -- progress once everything is healed -----------------------------------------------------------

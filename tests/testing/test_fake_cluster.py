@@ -874,6 +874,38 @@ async def test_throttled_connection_is_mute_for_the_time_named(cluster: FakeClus
     await client.close()
 
 
+async def sends_after(cluster: FakeCluster, data: bytes) -> int:
+    """The number of sends while throttled if these bytes stand before a response with a throttle
+    time."""
+    client = await RawClient.connect(cluster)
+    cluster.throttle(1000)
+    cluster.control(22, faults.garbage(data), times=1)
+    for _ in range(3):
+        client.send(InitProducerIdRequest(transactional_id=None), 4)
+        await asyncio.sleep(0.01)
+    await client.close()
+    return cluster.sends_while_throttled
+
+
+@scenario
+async def test_throttle_time_behind_the_beginning_of_a_longer_frame_is_not_read(
+    cluster: FakeCluster,
+) -> None:
+    """The frame is not complete before the throttle time is over: the client waits for more
+    bytes."""
+    assert await sends_after(cluster, (9_268_821).to_bytes(4, "big") + b"ab") == 0
+
+
+@scenario
+async def test_throttle_time_behind_a_part_of_a_length_is_not_read(cluster: FakeCluster) -> None:
+    assert await sends_after(cluster, b"\0") == 0
+
+
+@scenario
+async def test_throttle_time_behind_a_complete_frame_is_read(cluster: FakeCluster) -> None:
+    assert await sends_after(cluster, (2).to_bytes(4, "big") + b"ab") == 1
+
+
 @scenario
 async def test_topic_operations(cluster: FakeCluster) -> None:
     old_id = cluster.topics["t"].topic_id

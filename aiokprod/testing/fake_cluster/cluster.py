@@ -64,6 +64,21 @@ class Refusal:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class LateBeginning:
+    """The first batch of a producer in a partition, if its sequence is above 0. The broker may have
+    refused it."""
+
+    time: float
+    topic: str
+    partition: int
+    batch: Batch
+
+    def __str__(self) -> str:
+        where = self.topic, self.partition
+        return f"{where}: producer {self.batch.producer_id} begins at {self.batch.base_sequence}"
+
+
 class FakeCluster(FakeClusterAdmin):
     """A scripted cluster.
 
@@ -91,6 +106,9 @@ class FakeCluster(FakeClusterAdmin):
         requests: all requests received, in order.
         refusals: batches the model rejected; a correct client with a current epoch causes none.
         violations: bytes or behaviour of the client that break the protocol; must be empty.
+        late_beginnings: the violations that are first batches above sequence 0; their texts are in
+            `violations` too. A producer may begin so behind a batch that it has given up and that
+            may be in the log.
         duplicates: batches recognised as already in the log.
         sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
         telemetry: the subscription of `subscribe`, with the pushed metrics; None without one.
@@ -132,6 +150,7 @@ class FakeCluster(FakeClusterAdmin):
         self.refused_api_versions: list[tuple[int, int]] = []
         self.refusals: list[Refusal] = []
         self.violations: list[str] = []
+        self.late_beginnings: list[LateBeginning] = []
         self.duplicates = 0
         self.sends_while_throttled = 0
         self.telemetry: ClientTelemetry | None = None
@@ -395,9 +414,9 @@ class FakeCluster(FakeClusterAdmin):
             and not partition.log.ledger.knows(batch.producer_id)
             and where not in self.forgotten
         ):
-            self.note_violation(
-                f"{where}: producer {batch.producer_id} begins at {batch.base_sequence}"
-            )
+            late = LateBeginning(self.loop.time(), *where, batch)
+            self.late_beginnings.append(late)
+            self.note_violation(str(late))
 
     def note_violation(self, text: str) -> None:
         """Record a protocol violation of the client."""

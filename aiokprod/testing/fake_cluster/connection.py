@@ -51,6 +51,7 @@ class ServerConnection(asyncio.Protocol):
         self._mute_until = 0.0
         self._quiet_from = 0
         self._quiet_until = 0.0
+        self._unfinished = bytearray()  # the last bytes sent, which are no complete frame
         if link is not None:
             link.client.on_write = self._client_writes
         self._ranges: Ranges = {}
@@ -214,10 +215,8 @@ class ServerConnection(asyncio.Protocol):
         if reaction.cut_at is not None:
             self._write_and_cut(frame, reaction.cut_at)
             return
-        before = self._bytes_sent()
-        self._write(frame)
-        arrives = self._bytes_sent() > before  # False if the link drops all bytes
-        if arrives and throttle_s and request.version >= CLIENT_WAITS_SINCE.get(request.api_key, 0):
+        is_read = self._write(frame)
+        if is_read and throttle_s and request.version >= CLIENT_WAITS_SINCE.get(request.api_key, 0):
             self._expect_quiet()
         if reaction.close:
             self.close()
@@ -249,9 +248,24 @@ class ServerConnection(asyncio.Protocol):
         self._busy = False
         self.serve_next()
 
-    def _write(self, data: bytes) -> None:
-        if data and not self.is_lost:
-            self._transport.write(data)
+    def _write(self, data: bytes) -> bool:
+        """Write; True if the client reads a frame where these bytes begin. It does not if the link
+        drops all bytes, or if invalid bytes before them are the beginning of a longer frame."""
+        if not data or self.is_lost:
+            return False
+        before = self._bytes_sent()
+        self._transport.write(data)
+        if self._bytes_sent() == before:
+            return False
+        unfinished = self._unfinished
+        is_beginning = not unfinished
+        unfinished += data
+        while len(unfinished) >= 4:
+            end = 4 + int.from_bytes(unfinished[:4], "big", signed=True)
+            if not 4 <= end <= len(unfinished):
+                break
+            del unfinished[:end]
+        return is_beginning
 
     def _write_and_cut(self, frame: bytes, size: int) -> None:
         if self.is_lost:
