@@ -268,6 +268,40 @@ def test_interrupt_in_a_report_is_passed_to_the_loop_and_all_others_are_made(
     run(main)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeUp])
+def test_interrupt_while_the_failure_of_a_report_is_logged_is_passed_to_the_loop(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler raises in the package, not in the hook: the call raises the error of the
+    record, and all other hooks get the outcome."""
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise error
+
+    async def main() -> None:
+        interceptors = [Interrupting(ValueError, method="on_acknowledgement"), Interceptor()]
+        plugins = [Plugin(ValueError), Plugin()]
+        _, producer = await producing(fast=True, interceptors=interceptors, plugins=plugins)
+        seen: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: seen.append(context["exception"])
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr("aiokprod._client.record_hooks.logger.warning", interrupted)
+            patch.setattr("aiokprod.interceptors.logger.warning", interrupted)
+            with pytest.raises(KafkaError) as refusal:
+                producer.try_submit("t", b"v", partition=5)
+        await asyncio.sleep(0)
+        assert [type(one) for one in seen] == [error, error]
+        for interceptor in interceptors:
+            [(_, reported, _)] = interceptor.ended
+            assert type(reported) is refusal.type
+        assert [plugin.ended for plugin in plugins] == [[(None, refusal.type)]] * 2
+        await producer.close()
+
+    run(main)
+
+
 def test_exit_of_the_exception_handler_ends_the_loop_after_all_reports() -> None:
     interceptors = [Interrupting(KeyboardInterrupt, method="on_acknowledgement"), Interceptor()]
     plugins = [Plugin(KeyboardInterrupt), Plugin()]

@@ -185,13 +185,13 @@ class Simulation:
             await self.producer.close(10.0)
         return self._report()
 
-    @staticmethod
-    def _allow_interrupts(loop: VirtualLoop) -> None:
-        """Exceptions of hooks that are not an `Exception` are passed to the loop; they must not
-        stop it."""
+    def _allow_interrupts(self, loop: VirtualLoop) -> None:
+        """Exceptions of hooks that are not an `Exception`, and those of signal handlers while an
+        outcome is reported to a hook, are passed to the loop; they must not stop it."""
 
         def collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            if not isinstance(context.get("exception"), HookInterrupt):
+            error = context.get("exception")
+            if not isinstance(error, HookInterrupt) and not self.load.passed_on.take(error):
                 loop.unhandled.append(context)  # type: ignore[attr-defined]
 
         loop.set_exception_handler(collect)
@@ -366,6 +366,8 @@ class Simulation:
                 await asyncio.sleep(0)
 
     def _judge(self) -> None:
+        lost = self.load.passed_on.lost
+        _demand(not lost, f"exceptions of signal handlers were lost: {lost}")
         check_counts(self.cluster, self.plan, now() - self.started_at)
         check_haste(self.wire)
         judge = Judge(

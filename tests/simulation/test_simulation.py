@@ -42,7 +42,9 @@ from aiokprod.testing.virtual import LivelockError, VirtualTimeLimit
 from tests.detection.search import put_back, verdict_on
 from tests.scenarios.scenario_helpers import clock, make_producer, now, play
 from tests.simulation import run as run_module
+from tests.simulation import user_objects
 from tests.simulation.broker_behaviours import LEGALITY
+from tests.simulation.call_interrupts import Interrupt, TimeUp
 from tests.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.simulation.fault_scripts import Misfortunes
 from tests.simulation.oracle import Judge, Place, Violation
@@ -58,9 +60,10 @@ from tests.simulation.seeds import (
     TEMPERAMENTS,
     plan_of,
 )
+from tests.simulation.user_objects import Plugin, UserObjects
 from tests.simulation.wire_log import Attempt as Sent
 from tests.simulation.wire_log import Wire
-from tests.simulation.workload import Attempt
+from tests.simulation.workload import Attempt, PassedOn
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -443,6 +446,44 @@ def test_log_that_begins_above_the_first_sequence_for_no_reason_is_found() -> No
     assert not begins_rightly(IN_DOUBT, first_sent=1), "the first one was never sent"
     assert not begins_rightly(IN_DOUBT, epoch=1), "the first one was sent in another epoch"
     assert not begins_rightly(IN_DOUBT, violations=2), "one of two is for no reason"
+
+
+# -- exceptions that are passed to the loop's handler ----------------------------------------------
+
+
+def failed(method: str, passed_on: PassedOn, raised: BaseException) -> None:
+    """Stands for the function that logs the failure of a hook; a signal handler raises in it."""
+    passed_on.note(raised, sys._getframe())
+
+
+@pytest.mark.parametrize("error", [Interrupt, TimeUp])
+@pytest.mark.parametrize("method", ["on_record_unsent", "on_append"])
+def test_exception_while_the_failure_of_a_hook_is_logged_is_passed_on_if_it_got_an_outcome(
+    error: type[BaseException], method: str
+) -> None:
+    passed_on, raised = PassedOn(), error()
+    failed(method, passed_on, raised)
+    is_report = method == "on_record_unsent"
+    assert passed_on.lost == [raised] * (is_report and error is Interrupt)
+    assert not passed_on.take(error()), "another one"
+    assert passed_on.take(raised) is is_report
+    assert not passed_on.take(raised), "it comes once"
+    assert passed_on.lost == []
+
+
+@pytest.mark.parametrize("error", [Interrupt, TimeUp])
+def test_exception_in_a_call_of_a_hook_that_got_an_outcome_is_passed_on_or_logged(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_on, raised = PassedOn(), error()
+
+    def call(*_: object) -> None:
+        passed_on.note(raised, sys._getframe())
+
+    monkeypatch.setattr(user_objects, "misbehave", call)
+    Plugin(UserObjects(0, ()), 0).on_record_unsent("t", 0, None, None)
+    assert passed_on.lost == [raised] * (error is Interrupt)
+    assert passed_on.take(raised) is (error is Interrupt)
 
 
 # -- progress once everything is healed -----------------------------------------------------------

@@ -38,6 +38,8 @@ SLOW_S = 0.001
 LATER_S = 0.003
 """Most seconds that an asynchronous serializer takes."""
 
+HOOKS_FILE = __file__
+
 PARTITIONER = "partitioner"
 SERIALIZER = "serializer"
 ASYNCHRONOUS = "asynchronous"

@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import itertools
 import random
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from aiokprod._core.batch import Delivery, RecordMetadata
@@ -19,7 +21,7 @@ from aiokprod.producer import Producer
 from tests.scenarios.scenario_helpers import now
 from tests.simulation.call_interrupts import Injector, Interrupt, TimeUp, stepped
 from tests.simulation.seeds import PARTITIONS, TOPICS, Plan
-from tests.simulation.user_objects import HookError, HookInterrupt
+from tests.simulation.user_objects import HOOKS_FILE, HookError, HookInterrupt
 
 CALLS = 6
 """Calls during which an injector may strike."""
@@ -113,6 +115,49 @@ class Attempt:
         return self.topic, self.partition
 
 
+REPORTS = ("on_acknowledgement", "on_batch_settled", "on_record_unsent")
+"""Methods of hooks that get an outcome."""
+
+
+class PassedOn:
+    """Exceptions of signal handlers that are passed to the loop's exception handler, because they
+    come while an outcome is reported to a hook.
+
+    Attributes:
+        lost: those that must be passed to it and have not been.
+    """
+
+    def __init__(self) -> None:
+        self.lost: list[BaseException] = []
+        self._allowed: list[BaseException] = []
+
+    def note(self, raised: BaseException, frame: FrameType | None) -> None:
+        """An exception is about to be raised in the caller of this frame.
+
+        An `Exception` in a call that a hook makes is logged as the failure of the hook, if it gets
+        so far. While the failure of a hook is logged, every exception is passed on.
+        """
+        is_interrupt = isinstance(raised, Interrupt)
+        while frame is not None:
+            name = frame.f_code.co_name
+            if name in REPORTS and frame.f_code.co_filename == HOOKS_FILE:
+                self.lost += [raised] * is_interrupt
+                return
+            if name == "failed" and frame.f_locals.get("method") in REPORTS:
+                (self.lost if is_interrupt else self._allowed).append(raised)
+                return
+            frame = frame.f_back
+
+    def take(self, error: object) -> bool:
+        """The loop's handler got this exception: True, once, if it had to, or might."""
+        for waiting in (self.lost, self._allowed):
+            for index, one in enumerate(waiting):
+                if one is error:
+                    del waiting[index]
+                    return True
+        return False
+
+
 class Load:
     """All records that the application has submitted so far."""
 
@@ -128,6 +173,7 @@ class Load:
         self._is_within = False
         self._calls: list[Attempt] = []  # those that an injector may strike
         self.touched: set[int] = set()  # numbers of records within whose calls one raised
+        self.passed_on = PassedOn()
         self._ways = (
             self._send, self._send_within, self._submit, self._submit, self._try_submit,
             self._send_many,
@@ -173,7 +219,9 @@ class Load:
 
         def strike() -> None:
             self.touched.update(attempt.number for attempt in self._calls)
-            raise error
+            raised = error()
+            self.passed_on.note(raised, sys._getframe())
+            raise raised
 
         self._call_under(step, strike)
 
