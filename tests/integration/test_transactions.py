@@ -310,6 +310,12 @@ async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> fl
     return time.monotonic() - started
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    # CI plays one of them: each takes a minute.
+    [pytest.param(kind, marks=() if kind == "4.3-TV2" else pytest.mark.slow) for kind in KINDS],
+    indirect=True,
+)
 @pytest.mark.parametrize("attempt", range(1, RUNS + 1))
 def test_copier_killed_and_brokers_bounced_output_equals_input(
     cluster: KafkaCluster, run_uvloop: Run, attempt: int

@@ -240,6 +240,7 @@ def tree(tmp_path: Path) -> Path:
     return tree
 
 
+@pytest.mark.matrix  # a minute: it runs pytest many times
 def test_record_and_judge(tree: Path) -> None:
     """Recorded once; mutants are killed, hang or survive, and the file is as before."""
     cache = tree.parent / "cache"
@@ -316,6 +317,7 @@ def test_behind_it():
 """
 
 
+@pytest.mark.matrix  # a minute: it runs pytest many times
 def test_test_that_fails_once_for_another_reason_is_left_out(tree: Path) -> None:
     """The tests after it are run nevertheless."""
     (tree / "tests/limit/test_limit.py").write_text(FLAKY)
@@ -366,6 +368,7 @@ def test_sizes(spark):
 """
 
 
+@pytest.mark.matrix  # the same
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
