@@ -33,7 +33,9 @@ class ThreadWaits:
     def wait(self, has_ended: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until `has_ended` returns True, at most `timeout` seconds; returns its last result.
 
-        It is called at once and after each `wake`, in the thread that waits.
+        Args:
+            has_ended: called at once, after each `wake` and at the end, in the thread that waits.
+            timeout: seconds; None or math.inf for no limit.
         """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
@@ -46,7 +48,8 @@ class ThreadWaits:
                 left = -1.0 if deadline is None else deadline - monotonic()
                 if deadline is not None and left <= 0:
                     return False
-                if not turn.acquire(timeout=left):
+                # `acquire` refuses a longer timeout, such as math.inf.
+                if not turn.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                     return has_ended()
             finally:
                 with contextlib.suppress(ValueError):  # `wake` has taken it

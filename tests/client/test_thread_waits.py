@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
+
+import pytest
 
 from aiokprod._client.thread_waits import ThreadWaits
 from tests.hang import HANG_S, wait_until
@@ -19,6 +22,21 @@ def test_wait_ends_at_once_later_or_with_its_timeout() -> None:
     assert waits.wait(lambda: answers.pop(0), 0.001)  # looked at once more at the timeout
     assert not waits
     waits.wake()
+
+
+@pytest.mark.parametrize("timeout", [None, math.inf, 1e12])
+def test_a_wait_may_be_without_a_limit(timeout: float | None) -> None:
+    waits, has_ended = ThreadWaits(), threading.Event()
+
+    def end() -> None:
+        wait_until(lambda: bool(waits))
+        has_ended.set()
+        waits.wake()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert waits.wait(has_ended.is_set, timeout)
+    thread.join(HANG_S)
 
 
 def test_every_thread_that_waits_is_woken_until_its_condition_holds() -> None:
