@@ -1,9 +1,11 @@
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, final
 
-from aiokprod._core.batch import RecordMetadata
+from aiokprod._core.batch import Delivery, RecordMetadata
 from aiokprod.errors import KafkaError
+from aiokprod.producer import Producer
+from aiokprod.records import Header
 
 class FutureResults:
     def __new__(
@@ -13,9 +15,17 @@ class FutureResults:
         convert: Callable[[KafkaError], BaseException],
         no_result: bool,
     ) -> FutureResults: ...
-    def of(
-        self, future: asyncio.Future[Any]
-    ) -> Callable[[RecordMetadata | None, KafkaError | None], None]: ...
+    def submit(
+        self,
+        future: asyncio.Future[Any],
+        producer: Producer[bytes, bytes],
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Sequence[Header] | None,
+    ) -> Awaitable[Delivery]: ...
     def settle(
         self,
         future: asyncio.Future[Any],

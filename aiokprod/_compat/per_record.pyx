@@ -7,6 +7,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_DecodeASCII
 
+from aiokprod._core.append cimport submit_to
 from aiokprod._core.batch cimport RecordMetadata
 
 
@@ -43,12 +44,14 @@ cdef class FutureResults:
         self.no_result = no_result
         self.partitions = {}
 
-    def of(self, object future not None):
-        """The `on_delivery` callback that sets the outcome of a record as that of `future`."""
+    def submit(self, object future not None, object producer not None, object topic, object value,
+               object key, object partition, object timestamp_ms, object headers):
+        """Call `producer.submit`; `future` gets the outcome of the record."""
         cdef FutureResult callback = FutureResult.__new__(FutureResult)
         callback.results = self
         callback.future = future
-        return callback.deliver
+        return submit_to(producer, topic, value, key, partition, timestamp_ms, headers,
+                         callback.deliver)
 
     def settle(self, object future not None, RecordMetadata metadata, object error):
         """Give `future` an outcome, unless the application has cancelled it."""

@@ -101,6 +101,10 @@ cdef class Appender:
         return <int32_t>(hashed % total) if total else 0
 
 
+cdef object submit_to(object producer, object topic, object value, object key, object partition,
+                      object timestamp_ms, object headers, object on_delivery)
+
+
 cdef inline PyObject* find_batch(TopicSlot topic, int32_t partition, const Record* record,
                                  int64_t bound) except? NULL:
     """The open batch of a partition if it has room for the record; NULL if there is none, or if the

@@ -620,8 +620,14 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
     as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit` there.
     """
     # The method `submit` of `Producer`, which is `self`.
-    cdef Appender appender = self._appender
+    return submit_to(self, topic, value, key, partition, timestamp_ms, headers, on_delivery)
+
+
+cdef object submit_to(object producer, object topic, object value, object key, object partition,
+                      object timestamp_ms, object headers, object on_delivery):
+    """`submit` of a `Producer`."""
+    cdef Appender appender = producer._appender
     if appender is None:  # not started
-        return self._submit_slowly(topic, value, key, partition, timestamp_ms, headers, None,
-                                   on_delivery)
+        return producer._submit_slowly(topic, value, key, partition, timestamp_ms, headers, None,
+                                       on_delivery)
     return appender.submit_record(topic, value, key, partition, timestamp_ms, headers, on_delivery)

@@ -386,14 +386,15 @@ class AIOKafkaProducer:
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[RecordMetadata] = asyncio.Future(loop=loop)
         try:
-            await self.producer.submit(
+            await self._results.submit(
+                future,
+                self.producer,
                 topic,
                 value,
-                key=key,
-                partition=partition,
-                timestamp_ms=None if timestamp_ms is None else whole_ms(timestamp_ms),
-                headers=headers,
-                on_delivery=self._results.of(future),
+                key,
+                partition,
+                None if timestamp_ms is None else whole_ms(timestamp_ms),
+                headers,
             )
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -40,6 +40,7 @@ try:
     from faststream.kafka.exceptions import BatchBufferOverflowException
     from faststream.kafka.publisher.producer import AioKafkaFastProducerImpl
     from faststream.message import encode_message, gen_cor_id
+    from faststream.response import Response
 except ImportError as missing:  # pragma: no cover
     raise ImportError(
         "aiokprod.compat.faststream needs FastStream 0.7 or newer with its Kafka extra: "
@@ -146,18 +147,29 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         Cancellation: the record is not sent if it is not in a batch yet; after that only the wait
         ends.
         """
-        content_type: str | None
-        if cmd.body is None and cmd.key is not None:
-            message, content_type = None, None  # a tombstone
-        elif type(self.codec) is DefaultCodec:
-            body = cmd.body
-            message, content_type = (
-                (body, None) if type(body) is bytes else encode_message(body, self.serializer)
+        future = await (
+            self.send(
+                cmd.body,
+                cmd.destination,
+                cmd.key,
+                cmd.partition,
+                cmd.timestamp_ms,
+                cmd.headers_to_publish(),
             )
-        else:
-            message, content_type = await self.codec.encode(cmd.body, self.serializer)
+            if type(self.codec) is DefaultCodec
+            else self._encode_and_send(cmd)
+        )
+        return future if cmd.no_confirm else await future
+
+    async def _encode_and_send(self, cmd: KafkaPublishCommand) -> asyncio.Future[RecordMetadata]:
+        """Send one message that the application's codec encodes."""
+        message, content_type = (
+            (None, None)  # a tombstone
+            if cmd.body is None and cmd.key is not None
+            else await self.codec.encode(cmd.body, self.serializer)
+        )
         producer: AIOKafkaProducer = self._producer.producer
-        future = await producer.send(
+        return await producer.send(
             topic=cmd.destination,
             value=message,
             key=cmd.key,
@@ -165,7 +177,33 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             timestamp_ms=cmd.timestamp_ms,
             headers=encoded_headers(content_type, cmd.headers_to_publish()),
         )
-        return future if cmd.no_confirm else await future
+
+    def send(
+        self,
+        body: Any,
+        topic: str,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: dict[str, str],
+    ) -> Coroutine[Any, Any, asyncio.Future[RecordMetadata]]:
+        """Encode one message like FastStream's default codec, and call `AIOKafkaProducer.send`."""
+        message: bytes | None
+        content_type: str | None
+        if type(body) is bytes or (body is None and key is not None):  # None: a tombstone
+            message, content_type = body, None
+        else:
+            message, content_type = encode_message(body, self.serializer)
+        producer: AIOKafkaProducer = self._producer.producer
+        # Keyword arguments like FastStream, because tests mock `send` and look at them.
+        return producer.send(
+            topic=topic,
+            value=message,
+            key=key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=encoded_headers(content_type, headers),
+        )
 
     async def publish_batch(self, cmd: KafkaPublishCommand) -> Any:
         """Send any number of messages, each to the partition of its key.
@@ -333,6 +371,53 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
             raise
 
 
+class AiokprodKafkaBroker(KafkaBroker):
+    """FastStream's broker with a `publish` that creates no `KafkaPublishCommand`, which is for
+    middlewares and for the application's codec."""
+
+    async def publish(  # type: ignore[override]  # FastStream's overloads
+        self,
+        message: Any,
+        topic: str = "",
+        *,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: dict[str, str] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str = "",
+        no_confirm: bool = False,
+    ) -> asyncio.Future[RecordMetadata] | RecordMetadata:
+        """Send one message: see `KafkaBroker.publish`."""
+        config = self.config
+        producer = config.producer
+        if (
+            type(producer) is not AiokprodFastProducer  # FastStream's test broker has its own
+            or type(producer.codec) is not DefaultCodec
+            or config.broker_middlewares
+            or isinstance(message, Response)  # has a key of its own
+        ):
+            return await super().publish(
+                message,
+                topic,
+                key=key,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+                headers=headers,
+                correlation_id=correlation_id,
+                reply_to=reply_to,
+                no_confirm=no_confirm,
+            )
+        # In the order of `KafkaPublishCommand.headers_to_publish`.
+        all_headers = {"correlation_id": correlation_id or config.id_generator()}
+        if reply_to:
+            all_headers["reply_to"] = reply_to
+        if headers:
+            all_headers |= headers
+        future = await producer.send(message, topic, key, partition, timestamp_ms, all_headers)
+        return future if no_confirm else await future
+
+
 def use_aiokprod(broker: B, **settings: Any) -> B:
     """Let `broker` publish through aiokprod. Call it before the broker is started.
 
@@ -360,6 +445,8 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     producer = AiokprodFastProducer(config.broker_parser, config.broker_decoder)
     config.producer = producer
     config.__class__ = AiokprodBrokerConfig
+    if type(broker) is KafkaBroker:  # a derived class may have its own `publish`
+        broker.__class__ = AiokprodKafkaBroker  # type: ignore[assignment]  # a KafkaBroker
     if config.id_generator is gen_cor_id:
         config.id_generator = random_uuid
     assert isinstance(config, AiokprodBrokerConfig)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from aiokafka.errors import IllegalOperation, ProducerClosed, UnknownTopicOrPartitionError
 from aiokafka.structs import RecordMetadata
-from faststream.kafka import KafkaBroker, KafkaResponse
+from faststream import BaseMiddleware
+from faststream.exceptions import IncorrectState
+from faststream.kafka import KafkaBroker, KafkaResponse, TestKafkaBroker
 from faststream.kafka.exceptions import BatchBufferOverflowException
 
 import aiokprod.compat.faststream as compat
@@ -172,6 +174,101 @@ def test_a_codec_of_the_application_encodes_messages_and_batches(codec: Any) -> 
         assert types == {b"text/reversed"}
 
     asyncio.run(main())
+
+
+class Unchanged(BaseMiddleware):
+    """A middleware that changes nothing: with it, `publish` creates FastStream's command."""
+
+
+MESSAGES: list[tuple[Any, dict[str, Any]]] = [
+    (b"raw", {}),
+    ("text", {"key": b"k", "headers": {"h": "x", "empty": ""}}),
+    ({"a": [1]}, {"timestamp_ms": 1_700_000_000_123, "partition": 0}),
+    (None, {}),
+    (None, {"key": b"k"}),
+    ("", {"reply_to": "answers"}),
+    (b"", {"headers": {"content-type": "x/y", "correlation_id": "own", "reply_to": "r"}}),
+    (b"x", {"reply_to": "answers", "headers": {"reply_to": "r"}, "correlation_id": "given"}),
+    (KafkaResponse("body", key=b"inner"), {"key": b"outer"}),
+]
+
+
+@pytest.mark.parametrize(("message", "arguments"), MESSAGES)
+def test_publish_writes_the_record_that_faststream_would(
+    message: Any, arguments: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with serve_tcp(cluster) as servers:
+            for middlewares in ([], [Unchanged]):
+                broker = use_aiokprod(
+                    KafkaBroker(
+                        servers.split(","),
+                        logger=None,
+                        middlewares=middlewares,
+                        id_generator=lambda: "generated",
+                    )
+                )
+                await broker.connect()
+                await broker.publish(message, "t", **arguments)
+                await broker.stop()
+        fast, slow = cluster.log("t", 0)
+        assert (fast.key, fast.value, fast.headers) == (slow.key, slow.value, slow.headers)
+        if "timestamp_ms" in arguments:
+            assert fast.timestamp_ms == slow.timestamp_ms == arguments["timestamp_ms"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_middlewares_and_derived_brokers_see_each_message(own: bool) -> None:
+    seen = []
+
+    class Middleware(BaseMiddleware):
+        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+            seen.append(cmd.body)
+            return await call_next(cmd)
+
+    class Derived(KafkaBroker):
+        async def publish(self, message: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(message)
+            return await super().publish(message, *args, **kwargs)
+
+    async def main() -> None:
+        async with serve_tcp(FakeCluster(default_partitions=1)) as servers:
+            kind = Derived if own else KafkaBroker
+            broker = use_aiokprod(kind(servers.split(","), logger=None))
+            await broker.connect()
+            if not own:
+                broker.add_middleware(Middleware)  # after the start
+            await broker.publish(b"x", "t")
+            await broker.stop()
+
+    asyncio.run(main())
+    assert seen == [b"x"]
+
+
+def test_the_test_broker_of_faststream_receives_the_messages() -> None:
+    async def main() -> None:
+        broker = use_aiokprod(KafkaBroker("localhost:1"))
+        seen = []
+
+        @broker.subscriber("t")
+        async def receive(body: str) -> None:
+            seen.append(body)
+
+        async with TestKafkaBroker(broker):
+            await broker.publish("hello", "t")
+        assert seen == ["hello"]
+
+    asyncio.run(main())
+
+
+def test_publish_before_connect_raises_like_faststream() -> None:
+    plain = KafkaBroker("localhost:1", logger=None)
+    for broker in (plain, use_aiokprod(KafkaBroker("localhost:1", logger=None))):
+        with pytest.raises(IncorrectState, match="connect broker first"):
+            asyncio.run(broker.publish(b"x", "t"))
 
 
 @connected

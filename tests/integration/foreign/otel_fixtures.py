@@ -1,12 +1,13 @@
 """A pytest plug-in for the tests of opentelemetry-instrumentation-aiokafka.
 
 Those that send replace `producer._message_accumulator.add_message`, where aiokafka's producer
-hands its records on. Here that is `Producer.submit`, so a class of this module passes its records
-to the mock in aiokafka's form.
+hands its records on. Here that is `FutureResults.submit`, so a class of this module passes its
+records to the mock in aiokafka's form.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -26,22 +27,22 @@ class ProducerWithAccumulator(compat.AIOKafkaProducer):
         super().__init__(**arguments)
         self._message_accumulator = SimpleNamespace(add_message=None)
         self._sender = SimpleNamespace(start=None)
-        inner: Any = self.producer
-        inner.submit = self._submit
+        results: Any = SimpleNamespace(submit=self._submit)
+        self._results = results
 
     async def start(self) -> None:
         """The tests have no broker."""
 
     async def _submit(
         self,
+        future: asyncio.Future[None],
+        producer: Any,
         topic: str,
         value: bytes,
-        *,
         key: bytes | None,
         partition: int | None,
         timestamp_ms: int | None,
         headers: Any,
-        on_delivery: Any,
     ) -> None:
         chosen = self._partition(topic, partition, key, value, key, value)
         added = await self._message_accumulator.add_message(
@@ -50,7 +51,7 @@ class ProducerWithAccumulator(compat.AIOKafkaProducer):
         )  # fmt: skip
         if inspect.isawaitable(added):
             await added
-        on_delivery(None, None)
+        future.set_result(None)
 
 
 compat.AIOKafkaProducer = ProducerWithAccumulator  # type: ignore[misc]
