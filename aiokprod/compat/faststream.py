@@ -395,7 +395,7 @@ class AiokprodKafkaBroker(KafkaBroker):
             type(producer) is not AiokprodFastProducer  # FastStream's test broker has its own
             or type(producer.codec) is not DefaultCodec
             or config.broker_middlewares
-            or isinstance(message, Response)  # has a key of its own
+            or isinstance(message, Response)  # it has a key
         ):
             return await super().publish(
                 message,
