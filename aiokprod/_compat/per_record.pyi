@@ -3,6 +3,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, final
 
 from aiokprod._core.batch import Delivery, RecordMetadata
+from aiokprod._core.callbacks import OutcomeReceiver
 from aiokprod.errors import KafkaError
 from aiokprod.producer import Producer
 from aiokprod.records import Header
@@ -34,8 +35,7 @@ class FutureResults:
     ) -> None: ...
 
 @final
-class FutureResult:
-    def deliver(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None: ...
+class FutureResult(OutcomeReceiver): ...
 
 def encoded_headers(
     content_type: str | None, headers: dict[str, Any]

@@ -5,10 +5,19 @@ from os import urandom
 
 cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_DecodeASCII
 
 from aiokprod._core.append cimport submit_to
 from aiokprod._core.batch cimport RecordMetadata
+from aiokprod._core.callbacks cimport OutcomeReceiver
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
+
+cdef object CREATE_TIME = 0
 
 
 cdef class FutureResults:
@@ -25,7 +34,6 @@ cdef class FutureResults:
     cdef object metadata_type
     cdef object partition_type
     cdef object convert
-    cdef object new
     cdef bint no_result
     cdef dict partitions
     # These are cached from the last record, because the records of a batch follow each other.
@@ -40,7 +48,6 @@ cdef class FutureResults:
         self.metadata_type = metadata_type
         self.partition_type = partition_type
         self.convert = convert
-        self.new = tuple.__new__
         self.no_result = no_result
         self.partitions = {}
 
@@ -50,8 +57,7 @@ cdef class FutureResults:
         cdef FutureResult callback = FutureResult.__new__(FutureResult)
         callback.results = self
         callback.future = future
-        return submit_to(producer, topic, value, key, partition, timestamp_ms, headers,
-                         callback.deliver)
+        return submit_to(producer, topic, value, key, partition, timestamp_ms, headers, callback)
 
     def settle(self, object future not None, RecordMetadata metadata, object error):
         """Give `future` an outcome, unless the application has cancelled it."""
@@ -78,28 +84,36 @@ cdef class FutureResults:
             self.topic = metadata.topic
             self.partition = metadata.partition
             self.number = metadata.partition
-        # `tuple.__new__` is faster than the constructor, which is a Python function. 0 is
-        # CreateTime.
-        return self.new(
-            self.metadata_type,
-            (metadata.topic, self.number, self.place, metadata.offset, metadata.timestamp_ms,
-             0, None),
-        )
+        # The constructor of a named tuple is a Python function, and it copies a tuple.
+        cdef PyTypeObject* cls = <PyTypeObject*>self.metadata_type
+        cdef object converted = cls.tp_alloc(cls, 7)
+        set_field(converted, 0, metadata.topic)
+        set_field(converted, 1, self.number)
+        set_field(converted, 2, self.place)
+        set_field(converted, 3, metadata.offset)
+        set_field(converted, 4, metadata.timestamp_ms)
+        set_field(converted, 5, CREATE_TIME)
+        set_field(converted, 6, None)
+        return converted
+
+
+cdef inline void set_field(object fields, Py_ssize_t number, object value) noexcept:
+    """Set an item of a tuple that nothing else refers to yet."""
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(fields, number, value)
 
 
 @cython.final
 @cython.no_gc  # the future does not refer to its callback: no cycle
-@cython.freelist(256)
-cdef class FutureResult:
-    """Has the callback of one record."""
+cdef class FutureResult(OutcomeReceiver):
+    """Gives the outcome of one record to its future."""
 
     cdef FutureResults results
     cdef object future
 
-    @cython.binding(False)  # builtin: `submit` does not check for a coroutine function
-    def deliver(self, RecordMetadata metadata, object error):
-        """The record has its outcome: one of the arguments is None."""
+    cdef int receive(self, object metadata, object error) except -1:
         self.results.give(self.future, metadata, error)
+        return 0
 
 
 def encoded_headers(content_type, dict headers not None):

@@ -20,7 +20,9 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.string cimport memcpy
 
-from aiokprod._core.callbacks cimport Callbacks, is_plain_callable, present_context
+from aiokprod._core.callbacks cimport (
+    Callbacks, OutcomeReceiver, is_plain_callable, present_context
+)
 from aiokprod._core.record_writer cimport encoded_size, end_record, write_deltas
 from aiokprod._core.varint cimport (
     int32_t, int64_t, read_varint, varint_size,
@@ -744,8 +746,10 @@ cdef class Delivery:
     cdef int attach(self, object fn) except -1:
         """Let the loop call `fn(metadata | None, error | None)` once the record has its outcome.
         Only one per record, set directly after the append."""
+        cdef object context = None
         try:
-            self.core.context = context = present_context(self.core.context)
+            if not isinstance(fn, OutcomeReceiver):
+                self.core.context = context = present_context(self.core.context)
             self.add_callback(fn, context, ON_DELIVERY)
             if self.is_done():
                 DeliveryCallbacks(self.core.loop, [self]).schedule()

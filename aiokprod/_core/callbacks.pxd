@@ -1,6 +1,10 @@
 from cpython.ref cimport PyObject
 
 
+cdef class OutcomeReceiver:
+    cdef int receive(self, object metadata, object error) except -1
+
+
 cdef class Callbacks:
     cdef object loop
     cdef object handle

@@ -76,6 +76,8 @@ cdef int _coroutine_flag = CO_COROUTINE
 cpdef bint is_plain_callable(object fn) except -1:
     """True for a callable that is not an `async def` function: the coroutine of that would never
     run. Also looks into methods, partial objects and `__call__`."""
+    if isinstance(fn, OutcomeReceiver):
+        return True
     while type(fn) is partial:
         fn = fn.func
     if PyMethod_Check(fn):
@@ -106,6 +108,18 @@ cdef object present_context(object known):
     if known is not None and content is not NULL and vars_of(known) is content:
         return known
     return context
+
+
+cdef class OutcomeReceiver:
+    """An `on_delivery` callback of this package. It is called in C and without a context, because
+    it calls no code of the application."""
+
+    cdef int receive(self, object metadata, object error) except -1:
+        """The record has its outcome: one of the arguments is None."""
+        return 0
+
+    def __call__(self, metadata, error):
+        self.receive(metadata, error)
 
 
 cdef class Callbacks:
@@ -182,6 +196,11 @@ cdef class Callbacks:
             # call.
             fn, context, first, second = self.fn, self.context, self.first, self.second
             self.fn = self.context = self.first = self.second = None
+            if isinstance(fn, OutcomeReceiver):
+                self.failed = fn  # if it raises
+                (<OutcomeReceiver>fn).receive(first, second)
+                self.failed = None
+                continue
             count = 2 if self.has_second else 1
             if not self.context_is_shared:
                 own = context

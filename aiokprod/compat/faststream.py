@@ -218,30 +218,61 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
                 messages exceed it; nothing was sent.
         """
         values, content_types, size = await self._encoded(cmd.batch_bodies)
+        return await self.send_batch(
+            values,
+            content_types,
+            size,
+            _keys(cmd, len(values)),
+            cmd.destination,
+            cmd.partition,
+            cmd.timestamp_ms,
+            cmd.headers_to_publish(),
+            cmd.no_confirm,
+        )
+
+    async def send_batch(
+        self,
+        values: list[bytes],
+        content_types: list[str | None] | None,
+        size: int,
+        keys: list[bytes | None] | None,
+        topic: str,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: dict[str, str],
+        no_confirm: bool,
+    ) -> Any:
+        """Send encoded messages: see `publish_batch`.
+
+        Args:
+            content_types: of each message; None if no message has one.
+            size: total length of `values` in bytes.
+            keys: of each message; None if no message has one.
+            headers: those of every message.
+        """
         producer: AIOKafkaProducer = self._producer.producer
         if not values:
             nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             nothing.set_result(None)
-            return nothing if cmd.no_confirm else None
-        keys = _keys(cmd, len(values))
-        typed = _headers_by_content_type(cmd, set(content_types or ()))
-        headers = (
+            return nothing if no_confirm else None
+        typed = _headers_by_content_type(headers, set(content_types or ()))
+        all_headers = (
             [typed[None]] * len(values)
             if content_types is None
             else [typed[content_type] for content_type in content_types]
         )
         if self.limit is not None:
-            _check_size(self.limit, size, keys, values, headers, typed)
-        progress = _Appending() if cmd.no_confirm else None
+            _check_size(self.limit, size, keys, values, all_headers, typed)
+        progress = _Appending() if no_confirm else None
         sending = _send(
             producer.producer,
-            cmd.destination,
+            topic,
             values,
             keys=keys,
-            headers=headers,
-            partition=cmd.partition,
+            headers=all_headers,
+            partition=partition,
             timestamps_ms=(
-                None if cmd.timestamp_ms is None else [whole_ms(cmd.timestamp_ms)] * len(values)
+                None if timestamp_ms is None else [whole_ms(timestamp_ms)] * len(values)
             ),
             progress=progress,
         )
@@ -280,9 +311,8 @@ def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None] | None:
 
 
 def _headers_by_content_type(
-    cmd: KafkaPublishCommand, content_types: set[str | None]
+    headers: dict[str, str], content_types: set[str | None]
 ) -> dict[str | None, Headers]:
-    headers = cmd.headers_to_publish()
     shared = [(name, value.encode()) for name, value in headers.items()]
     typed: dict[str | None, Headers] = {"": shared, None: shared}
     for content_type in content_types - typed.keys():
@@ -372,8 +402,8 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
 
 
 class AiokprodKafkaBroker(KafkaBroker):
-    """FastStream's broker with a `publish` that creates no `KafkaPublishCommand`, which is for
-    middlewares and for the application's codec."""
+    """FastStream's broker that does not create a `KafkaPublishCommand` for each message: only
+    middlewares and codecs of the application use it."""
 
     async def publish(  # type: ignore[override]  # FastStream's overloads
         self,
@@ -389,14 +419,8 @@ class AiokprodKafkaBroker(KafkaBroker):
         no_confirm: bool = False,
     ) -> asyncio.Future[RecordMetadata] | RecordMetadata:
         """Send one message: see `KafkaBroker.publish`."""
-        config = self.config
-        producer = config.producer
-        if (
-            type(producer) is not AiokprodFastProducer  # FastStream's test broker has its own
-            or type(producer.codec) is not DefaultCodec
-            or config.broker_middlewares
-            or isinstance(message, Response)  # it has a key
-        ):
+        producer = self._direct_producer()
+        if producer is None or isinstance(message, Response):  # that may have a key
             return await super().publish(
                 message,
                 topic,
@@ -408,14 +432,69 @@ class AiokprodKafkaBroker(KafkaBroker):
                 reply_to=reply_to,
                 no_confirm=no_confirm,
             )
-        # In the order of `KafkaPublishCommand.headers_to_publish`.
-        all_headers = {"correlation_id": correlation_id or config.id_generator()}
-        if reply_to:
-            all_headers["reply_to"] = reply_to
-        if headers:
-            all_headers |= headers
+        all_headers = self._headers(correlation_id, reply_to, headers)
         future = await producer.send(message, topic, key, partition, timestamp_ms, all_headers)
         return future if no_confirm else await future
+
+    async def publish_batch(  # type: ignore[override]  # FastStream's overloads
+        self,
+        *messages: Any,
+        topic: str = "",
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: dict[str, str] | None = None,
+        reply_to: str = "",
+        correlation_id: str | None = None,
+        no_confirm: bool = False,
+    ) -> Any:
+        """Send any number of messages: see `AiokprodFastProducer.publish_batch`."""
+        producer = self._direct_producer()
+        size = -1 if producer is None else size_of_bytes(messages)
+        if producer is None or size < 0:
+            return await super().publish_batch(
+                *messages,
+                topic=topic,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+                headers=headers,
+                reply_to=reply_to,
+                correlation_id=correlation_id,
+                no_confirm=no_confirm,
+            )
+        all_headers = self._headers(correlation_id, reply_to, headers)
+        return await producer.send_batch(
+            list(messages),
+            None,
+            size,
+            None,
+            topic,
+            partition,
+            timestamp_ms,
+            all_headers,
+            no_confirm,
+        )
+
+    def _direct_producer(self) -> AiokprodFastProducer | None:
+        """The producer, or None if messages have to pass through FastStream's command."""
+        config = self.config
+        producer = config.producer
+        if (
+            type(producer) is not AiokprodFastProducer  # FastStream's test broker has its own
+            or type(producer.codec) is not DefaultCodec
+            or config.broker_middlewares
+        ):
+            return None
+        return producer
+
+    def _headers(
+        self, correlation_id: str | None, reply_to: str, headers: dict[str, str] | None
+    ) -> dict[str, str]:
+        """The headers that `KafkaPublishCommand.headers_to_publish` returns, in its order."""
+        correlation_id = correlation_id or self.config.id_generator()
+        merged = {"correlation_id": correlation_id} if correlation_id else {}
+        if reply_to:
+            merged["reply_to"] = reply_to
+        return merged | headers if headers else merged
 
 
 def use_aiokprod(broker: B, **settings: Any) -> B:

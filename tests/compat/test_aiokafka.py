@@ -23,7 +23,9 @@ import pytest
 from aiokafka.structs import OffsetAndMetadata, RecordMetadata, TopicPartition
 
 import aiokprod.compat.aiokafka as compat
-from aiokprod import errors
+from aiokprod import Producer, errors
+from aiokprod._compat.aiokafka_errors import as_theirs
+from aiokprod._compat.per_record import FutureResults
 from aiokprod.compat.aiokafka import AIOKafkaProducer
 from aiokprod.errors import Code, ConfigError, Outcome
 from aiokprod.testing.api import Api
@@ -355,6 +357,63 @@ async def test_cancelling_the_future_does_not_stop_the_record() -> None:
     async with make(cluster) as producer:
         future = await producer.send("t", b"v")
         future.cancel()
+    assert cluster.values("t", 0) == [b"v"]
+
+
+@in_virtual_time
+async def test_an_exception_in_one_result_does_not_affect_the_others() -> None:
+    """For example of a signal handler. The loop's exception handler gets it, like those of other
+    callbacks."""
+
+    def partition_of(topic: str, partition: int) -> TopicPartition:
+        if partition == 1:
+            raise ArithmeticError("interrupted")
+        return TopicPartition(topic, partition)
+
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    cluster = FakeCluster(default_partitions=2)
+    results = FutureResults(RecordMetadata, partition_of, as_theirs, False)  # type: ignore[arg-type]
+    producer = Producer[bytes, bytes](
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
+    )
+    async with producer:
+        futures = [loop.create_future() for _ in range(6)]
+        for number, future in enumerate(futures):
+            await results.submit(
+                future, producer, "t", b"%d" % number, None, number % 2, None, None
+            )
+        await producer.flush()
+        await asyncio.sleep(0)
+    assert [future.done() for future in futures] == [True, False] * 3
+    assert [future.result().offset for future in futures[::2]] == [0, 1, 2]
+    assert [str(context["exception"]) for context in reported] == ["interrupted"] * 3
+    assert reported[0]["message"] == "Exception in callback FutureResult"
+
+
+@in_virtual_time
+async def test_a_result_comes_with_other_callbacks_of_the_record_and_in_their_order() -> None:
+    cluster = FakeCluster(default_partitions=1)
+    results = FutureResults(RecordMetadata, TopicPartition, as_theirs, False)
+    producer = Producer[bytes, bytes](
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
+    )
+    called: list[str] = []
+    async with producer:
+        future = asyncio.get_running_loop().create_future()
+        delivery = await results.submit(future, producer, "t", b"v", None, None, None, None)
+        delivery.add_done_callback(lambda _: called.append(f"done: {future.done()}"))
+        withdrawn = asyncio.get_running_loop().create_future()
+        other = await results.submit(withdrawn, producer, "t", b"w", None, None, None, None)
+        other.add_done_callback(lambda _: called.append("cancelled"))
+        assert other.cancel()
+        await asyncio.sleep(0)
+        assert called == ["cancelled"]
+        assert withdrawn.exception().outcome is Outcome.NOT_SENT  # type: ignore[union-attr]
+        await delivery
+        await asyncio.sleep(0)
+    assert called == ["cancelled", "done: True"]
     assert cluster.values("t", 0) == [b"v"]
 
 

@@ -7,7 +7,7 @@ import functools
 import gc
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from aiokafka.errors import IllegalOperation, ProducerClosed, UnknownTopicOrPartitionError
@@ -193,31 +193,73 @@ MESSAGES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "arguments"), MESSAGES)
-def test_publish_writes_the_record_that_faststream_would(
-    message: Any, arguments: dict[str, Any]
-) -> None:
-    async def main() -> None:
+Publish: TypeAlias = Callable[[KafkaBroker], Coroutine[Any, Any, Any]]
+
+
+def stored_directly_and_by_command(publish: Publish, generated: str) -> tuple[list[Any], list[Any]]:
+    """What `publish` stores without a middleware, and with one, where FastStream creates its
+    command."""
+
+    async def stored_with(middlewares: list[Any]) -> list[Any]:
         cluster = FakeCluster(default_partitions=1)
         async with serve_tcp(cluster) as servers:
-            for middlewares in ([], [Unchanged]):
-                broker = use_aiokprod(
-                    KafkaBroker(
-                        servers.split(","),
-                        logger=None,
-                        middlewares=middlewares,
-                        id_generator=lambda: "generated",
-                    )
+            broker = use_aiokprod(
+                KafkaBroker(
+                    servers.split(","),
+                    logger=None,
+                    middlewares=middlewares,
+                    id_generator=lambda: generated,
                 )
-                await broker.connect()
-                await broker.publish(message, "t", **arguments)
-                await broker.stop()
-        fast, slow = cluster.log("t", 0)
-        assert (fast.key, fast.value, fast.headers) == (slow.key, slow.value, slow.headers)
-        if "timestamp_ms" in arguments:
-            assert fast.timestamp_ms == slow.timestamp_ms == arguments["timestamp_ms"]
+            )
+            await broker.connect()
+            await publish(broker)
+            await broker.stop()
+        return [(r.key, r.value, r.headers) for r in cluster.log("t", 0)]
 
-    asyncio.run(main())
+    return asyncio.run(stored_with([])), asyncio.run(stored_with([Unchanged]))
+
+
+@pytest.mark.parametrize("generated", ["generated", ""])
+@pytest.mark.parametrize(("message", "arguments"), MESSAGES)
+def test_publish_writes_the_record_that_faststream_would(
+    message: Any, arguments: dict[str, Any], generated: str
+) -> None:
+    directly, by_command = stored_directly_and_by_command(
+        lambda broker: broker.publish(message, "t", **arguments), generated
+    )
+    assert directly == by_command
+    assert len(directly) == 1
+
+
+@pytest.mark.parametrize(
+    "messages", [(b"a", b"", b"c"), (b"a", "text"), (KafkaResponse("a", key=b"k"), b"b"), (b"a",)]
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"headers": {"h": "x"}, "reply_to": "answers", "partition": 0},
+        {"headers": {"reply_to": "r"}, "reply_to": "answers", "correlation_id": "given"},
+    ],
+)
+def test_publish_batch_writes_the_records_that_faststream_would(
+    messages: tuple[Any, ...], arguments: dict[str, Any]
+) -> None:
+    directly, by_command = stored_directly_and_by_command(
+        lambda broker: broker.publish_batch(*messages, topic="t", **arguments), "generated"
+    )
+    assert directly == by_command
+    assert len(directly) == len(messages)
+
+
+@connected
+async def test_a_direct_publish_has_the_given_time(
+    broker: KafkaBroker, cluster: FakeCluster
+) -> None:
+    await broker.publish(b"x", "t", timestamp_ms=1_700_000_000_123, partition=0)
+    await broker.publish_batch(b"y", b"z", topic="t", timestamp_ms=1_700_000_000_124, partition=0)
+    times = [record.timestamp_ms for record in cluster.log("t", 0)]
+    assert times == [1_700_000_000_123, 1_700_000_000_124, 1_700_000_000_124]
 
 
 @pytest.mark.parametrize("own", [False, True])
