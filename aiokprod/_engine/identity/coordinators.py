@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _BATCHED_FROM: Final = 4
 _NO_CODE: Final = int(Code.NONE)
 _PORTS: Final = 1 << 16
+_MOST_KNOWN: Final = 1000
+"""For applications that commit the offsets of ever new groups."""
 
 
 class CoordinatorKind(enum.IntEnum):
@@ -203,7 +205,10 @@ class Coordinators:
             "coordinator of %s %s is broker %s", kind.name, key, node,
             extra=log_fields("coordinator_found", kind=kind.name, key=key, node_id=node.id),
         )  # fmt: skip
+        self.forget(kind, key)  # so that it becomes the newest
         self._known[kind, key] = _KnownCoordinator(node, _lists(self._metadata.snapshot, node))
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]  # the oldest is looked up again if needed
         self._client.set_coordinators([one.node for one in self._known.values()])
         return _NO_CODE, None
 

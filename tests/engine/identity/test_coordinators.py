@@ -348,6 +348,23 @@ async def test_snapshot_forgets_listed_coordinators_only(
     assert coordinators.known(*KEY) is None
 
 
+@transactional(protocols=(1,))
+async def test_number_of_known_coordinators_is_limited(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.start()
+    coordinators = coordinators_of(producer)
+    groups = [(CoordinatorKind.GROUP, f"g{number}") for number in range(1_005)]
+    for group in groups:
+        assert await coordinators.find(*group) == (0, None)
+        assert coordinators.known(*group) is not None
+    assert len(coordinators._known) == 1_000
+    assert coordinators.known(*groups[0]) is None  # the oldest
+    assert coordinators.known(*KEY) is None
+    await full(producer, b"1")  # looks the coordinator up again
+    assert coordinators.known(*KEY) == coordinator(cluster).broker_id
+
+
 # -- requests that are no longer wanted -----------------------------------------------------------
 
 
