@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokprod._client.record_serializers import close_coroutines
 from aiokprod._client.validation import check_on_delivery, checked_record
+from aiokprod._client.waiting import reason_of_partition
 from aiokprod._core.batch import report_withdrawals_with
 from aiokprod._core.memory import Reservation
 from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
@@ -32,13 +33,17 @@ def _withdrawn(message: str, topic: str, partition: int) -> KafkaError:
 report_withdrawals_with(_withdrawn)
 
 
-def late_error(delivery: Delivery, timeout: float) -> DeliveryTimeout:
+def late_error(delivery: Delivery, timeout: float, reason: str) -> DeliveryTimeout:
     """The error of a call that gave up waiting for a record after `timeout` seconds, and cancelled
-    its handle."""
+    its handle.
+
+    Args:
+        reason: what the record waited for.
+    """
     withdrawn = delivery.withdrawn
     return DeliveryTimeout(
         f"{delivery.topic}-{delivery.partition}: no acknowledgment within the timeout of "
-        f"{timeout} s; the record "
+        f"{timeout} s: {reason}; the record "
         + ("was withdrawn and is not in the log" if withdrawn else "may be in the log"),
         outcome=Outcome.NOT_SENT if withdrawn else Outcome.UNKNOWN,
     )
@@ -138,8 +143,11 @@ class RecordSubmitter:
 
     def timed_out(self, delivery: Delivery, timeout: float) -> DeliveryTimeout:
         """The error of `send` if its timeout has ended the wait for the record."""
-        late = late_error(delivery, timeout)
-        self._lifecycle.started().state.gate.on_refused(late)
+        runtime = self._lifecycle.started()
+        queue = runtime.accumulator.queue(delivery.topic, delivery.partition)
+        reason = reason_of_partition(runtime, queue, runtime.loop.time())
+        late = late_error(delivery, timeout, reason)
+        runtime.state.gate.on_refused(late)
         return late
 
     async def late(self, record: RecordFuture, timeout: float) -> DeliveryTimeout:

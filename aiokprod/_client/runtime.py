@@ -17,7 +17,7 @@ from aiokprod._client.fast_path import FastPathSwitch
 from aiokprod._client.late_executor import LateExecutor
 from aiokprod._client.topic_slots import TopicSlots
 from aiokprod._client.validation import check_timeout
-from aiokprod._client.waiting import shortest_stall
+from aiokprod._client.waiting import reason_of, shortest_stall
 from aiokprod._client.warm_up import WarmUp
 from aiokprod._core.append import Appender
 from aiokprod._core.deadlines import Deadlines
@@ -152,6 +152,7 @@ class Runtime:
         self.accumulator = engine.accumulator
         self.sender = engine.sender
         self.sender.failure_log.client_id = client_id
+        self.sender.waits_for = partial(reason_of, self)
         self.updater = self._metadata_updater()
         self.deadlines = Deadlines(loop, partial(check_timeout, "send", zero=False))
         self.yield_queue = YieldQueue(loop, environment.stopwatch, self.memory)

@@ -170,7 +170,7 @@ def _partition(
     queue = batch.queue
     due_at = batch.created_at + queue.settings.linger
     silent = now - max(due_at, queue.acknowledged_at)
-    leader = batch.wire_node if batch.in_flight else queue.node
+    leader = _leader(batch)
     return WaitingPartition(
         queue=queue,
         leader=leader,
@@ -180,16 +180,37 @@ def _partition(
         stalled=silent >= stall_after(batch.deadline - due_at),
         attempts=batch.attempts,
         last_code=batch.last_failure[0],
-        reason=_reason(runtime, batch, leader, now),
+        reason=reason_of(runtime, batch, now),
     )
 
 
-def _reason(runtime: Runtime, batch: ProducerBatch, leader: int | None, now: float) -> str:
-    metadata, failed = runtime.metadata, batch.last_failure[0]
+def _leader(batch: ProducerBatch) -> int | None:
+    return batch.wire_node if batch.in_flight else batch.queue.node
+
+
+def reason_of(runtime: Runtime, batch: ProducerBatch, now: float) -> str:
+    """A text about what a batch waits for."""
+    return _reason(
+        runtime, batch.queue, _leader(batch), batch.last_failure[0], batch.attempts > 0, now
+    )
+
+
+def reason_of_partition(runtime: Runtime, queue: PartitionQueue, now: float) -> str:
+    """A text about what the oldest records of a partition wait for."""
+    if queue.batches:
+        return reason_of(runtime, queue.batches[0], now)
+    leader = queue.wire_node if queue.in_flight else queue.node
+    return _reason(runtime, queue, leader, "", queue.in_flight > 0, now)
+
+
+def _reason(
+    runtime: Runtime, queue: PartitionQueue, leader: int | None, failed: str, sent: bool, now: float
+) -> str:
+    metadata = runtime.metadata
     if leader is None:
         if metadata.only_bootstrap_nodes:
             return "no broker can be reached" + metadata.network_text()
-        code = metadata.topic_error(batch.queue.topic)
+        code = metadata.topic_error(queue.topic)
         return f"no leader is known ({error_code(code).name})" if code else "no leader is known"
     broker = broker_name(runtime, leader)
     if not runtime.is_connected(leader):
@@ -204,7 +225,7 @@ def _reason(runtime: Runtime, batch: ProducerBatch, leader: int | None, now: flo
         return f"{broker} does not answer"
     if failed:
         return f"{broker} answers {failed}"
-    return f"{broker} has not acknowledged them" if batch.attempts else "they are not sent yet"
+    return f"no response from {broker} yet" if sent else "not sent yet"
 
 
 def _topic_reason(runtime: Runtime, topic: str) -> str:

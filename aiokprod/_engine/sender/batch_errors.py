@@ -102,6 +102,7 @@ def delivery_timeout_error(
     *,
     leaderless: bool = False,
     topic_error: int = 0,
+    waits_for: str = "",
 ) -> DeliveryTimeout:
     """The error of a batch whose delivery deadline has passed.
 
@@ -110,20 +111,24 @@ def delivery_timeout_error(
             error of a batch that was never sent.
         leaderless: the partition has no leader, according to the brokers.
         topic_error: error code of the topic in the last response that contained it; 0 if none.
+        waits_for: a text about what the batch waits for at the moment, if known.
     """
-    reason, cause = batch.last_failure
-    if not batch.attempts:
-        cause = network
-        reason = "never sent"
-        if cause is not None:
-            reason += f": {cause.message}"
-        elif leaderless:
-            code = f" ({error_code(topic_error).name})" if topic_error else ""
-            reason += f": the partition has no leader{code}"
+    attempts = batch.attempts
+    code, cause = batch.last_failure
+    if not attempts:
+        code, cause = "never sent", network
+        if cause is None and leaderless:
+            name = f" ({error_code(topic_error).name})" if topic_error else ""
+            waits_for = f"the partition has no leader{name}"
+    reason = code or "no answer yet"
+    if cause is not None:
+        reason += f": {cause.message}"
+    elif waits_for:
+        reason += f": {waits_for}"
     error = DeliveryTimeout(
-        f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms "
-        f"({now - batch.created_at:.3f} s, {batch.attempts} attempts, last: "
-        f"{reason or 'no answer yet'}); "
+        f"{batch.topic_partition}: no acknowledgment within delivery_timeout_ms; the batch of the "
+        f"record was opened {now - batch.created_at:.3f} s ago and sent {attempts} "
+        f"time{'' if attempts == 1 else 's'}, last: {reason}; "
         f"the record {'may be' if batch.possibly_appended else 'is not'} in the log",
         outcome=outcome_of(batch),
     )

@@ -55,6 +55,7 @@ class Sender:
         auth_failures: authentication failures of brokers; the network layer reports every
             connection that is opened or closed to it.
         on_waiting: called after a pass that leaves batches without an outcome; None for no call.
+        waits_for: returns a text about what a batch waits for, for the error of an expired one.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Sender:
         self.silent_since = self._unresponsive.silent_since
         """See `UnresponsiveBrokers.silent_since`."""
         self.on_waiting: Callable[[], None] | None = None
+        self.waits_for: Callable[[ProducerBatch, float], str] = lambda batch, now: ""
         self._leaders_changed = False
         self._cluster_changed = False
         self._expiry_noticed = False
@@ -344,6 +346,7 @@ class Sender:
             return now
         self._expiry_noticed = False
         for batch in accumulator.expired(now):
+            waits_for = self.waits_for(batch, now)
             if batch.in_flight:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
@@ -355,6 +358,7 @@ class Sender:
                 metadata.last_error,
                 leaderless=batch.queue.node is None and not metadata.only_bootstrap_nodes,
                 topic_error=metadata.topic_error(batch.queue.topic),
+                waits_for=waits_for,
             )
             self._completion.fail(batch, error)
         return accumulator.next_expiry()

@@ -1074,7 +1074,7 @@ async def test_retriable_answer_after_the_deadline_is_a_delivery_timeout() -> No
     assert isinstance(error, DeliveryTimeout)
     assert error.outcome is Outcome.REJECTED
     assert error.retriable
-    assert "1 attempts, last: NOT_ENOUGH_REPLICAS" in str(error)
+    assert "opened 30.000 s ago and sent 1 time, last: NOT_ENOUGH_REPLICAS;" in str(error)
     harness.step()
     harness.check_idle()
 
