@@ -269,12 +269,8 @@ class Probes:
         if health.state == "failed":
             return Probe(False, (f"the producer failed: {health.error}",))
         reasons = []
-        if not health.brokers_known:
-            reasons.append("no bootstrap server has answered with metadata")
-        elif not health.ok:
-            reasons.append(
-                f"the oldest record has had no outcome for {health.oldest_record_age_s:.1f} s"
-            )
+        if not health.ok:
+            reasons.append(health.cause or "the producer is not ok")
         elif self._max_age is not None and health.oldest_record_age_s > self._max_age:
             reasons.append(
                 f"the oldest record has had no outcome for {health.oldest_record_age_s:.1f} s, "

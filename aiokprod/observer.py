@@ -120,7 +120,8 @@ class Observer:
 
     def on_record_refused(self, error: KafkaError) -> None:
         """A record failed before it was in a batch: no metadata, no memory, too large, not
-        serialized, or the call was cancelled. `error.topic` and `error.partition` identify it.
+        serialized, or the call was cancelled; or the timeout of `send` has withdrawn it from its
+        batch. `error.topic` and `error.partition` identify it.
 
         Called once for each such record, except for invalid arguments and calls on a producer that
         is closed or has failed.

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from aiokprod._client.waiting import waiting
+from aiokprod._engine.buffer.queues import OUTAGE_KEPT_S
 from aiokprod._log_fields import log_fields
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ may be stalled, if that is earlier."""
 _LINE_EVERY: Final = 10.0
 """Shortest time, in seconds, between two log messages about one outage, and between two about
 retries."""
-_FORGET_AFTER: Final = 30.0
-"""Seconds after which the end of an outage is assumed for a partition to which no more records are
-sent: whether it has ended is then unknown."""
 
 
 class _Outage:
@@ -43,10 +41,12 @@ class _Outage:
     Attributes:
         waits: the time at which each stalled partition and topic was last seen to wait.
         nodes: the brokers that were named in the log.
+        cause: the last known cause, a text.
     """
 
     def __init__(self, since: float) -> None:
         self.since = since
+        self.cause = ""
         self.waits: dict[PartitionQueue | str, float] = {}
         self.nodes: set[int] = set()
         self.logged = False
@@ -123,6 +123,24 @@ class DeliveryWatch:
             self._timer.cancel()
             self._timer = None
 
+    def outage(self, now: float) -> str | None:
+        """The cause of an outage whose records may have been given up; None if there is none.
+
+        It is over for a partition or topic once there is an acknowledgment or metadata, or
+        `OUTAGE_KEPT_S` after its last record was seen to wait.
+        """
+        outage = self._outage
+        if outage is None:
+            return None
+        for key, seen_at in outage.waits.items():
+            if isinstance(key, str):
+                recovered = key in self._runtime.metadata.snapshot.topics
+            else:
+                recovered = key.acknowledged_at >= seen_at
+            if not recovered and now - seen_at <= OUTAGE_KEPT_S:
+                return f"no acknowledgment for {now - outage.since:.1f} s: {outage.cause}"
+        return None
+
     # -- the timer ------------------------------------------------------------------------------
 
     def _set_idle(self) -> None:
@@ -175,6 +193,7 @@ class DeliveryWatch:
         if not outage.waits:
             self._end(outage, now)
         elif stalled or topics:
+            outage.cause = found.cause() or ""
             self._warn(outage, found, now)
 
     def _drop_recovered(self, outage: _Outage, now: float) -> None:
@@ -184,7 +203,7 @@ class DeliveryWatch:
             else:
                 recovered = key.acknowledged_at > outage.since and seen_at < now
             outage.acknowledged = outage.acknowledged or recovered
-            if recovered or now - seen_at > _FORGET_AFTER:
+            if recovered or now - seen_at > OUTAGE_KEPT_S:
                 del outage.waits[key]
 
     def _warn(self, outage: _Outage, found: Waiting, now: float) -> None:

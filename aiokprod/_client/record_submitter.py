@@ -148,6 +148,8 @@ class RecordSubmitter:
         reason = reason_of_partition(runtime, queue, runtime.loop.time())
         late = late_error(delivery, timeout, reason)
         runtime.state.gate.on_refused(late)
+        if delivery.withdrawn:
+            runtime.observer.on_record_refused(late)
         return late
 
     async def late(self, record: RecordFuture, timeout: float) -> DeliveryTimeout:

@@ -21,7 +21,9 @@ class Health:
         ok: running, metadata known, no record stalled, and no record older than its linger +
             `request_timeout_ms`. Records of a partition are stalled after 5 s without an
             acknowledgment from it, their linger not counted (half of the rest of
-            `delivery_timeout_ms`, if that is less); calls after 5 s without metadata.
+            `delivery_timeout_ms`, if that is less); calls after 5 s without metadata. Records that
+            expire or are withdrawn do not end this: `ok` remains False until there is an
+            acknowledgment from the partition, or until no record has waited for it for 10 s.
         cause: the reason why `ok` is False; None if it is True.
         error: the error that ended the producer, if `state` is "failed".
         brokers_known: number of brokers in the metadata; 0 until the first response.
@@ -88,7 +90,12 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
     if stalled is not None:
         return f"no acknowledgment for {found.silent_s():.1f} s: {stalled}"
     if runtime.metadata.only_bootstrap_nodes:
-        return "no bootstrap server has answered" + runtime.metadata.network_text()
+        never = runtime.metadata.updated_at is None
+        what = "no bootstrap server has answered" if never else "no broker can be reached"
+        return what + runtime.metadata.network_text()
+    outage = runtime.watch.outage(now)
+    if outage is not None:
+        return outage
     patience = runtime.config.request_timeout_ms / 1000
     for partition in found.partitions:
         if partition.age_s - partition.queue.settings.linger > patience:

@@ -51,7 +51,7 @@ class WaitingPartition:
             leader in the metadata; None if there is none.
         age_s: seconds since the oldest record was appended.
         silent_s: seconds since the end of its linger or, if that is later, since the last
-            acknowledgment of this partition.
+            acknowledgment of this partition; see `PartitionQueue.waits_since`.
         stalled: `silent_s` is at least `stall_after`, or nearly if another partition is stalled.
         attempts, last_code: number of attempts of the oldest batch, and the error code of the last
             failed one.
@@ -169,7 +169,7 @@ def _partition(
 ) -> WaitingPartition:
     queue = batch.queue
     due_at = batch.created_at + queue.settings.linger
-    silent = now - max(due_at, queue.acknowledged_at)
+    silent = now - queue.waits_since(batch)
     leader = _leader(batch)
     return WaitingPartition(
         queue=queue,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiokprod import Producer
-from aiokprod.errors import Code, Disconnected
+from aiokprod.errors import Code, Disconnected, KafkaError, Outcome
 from aiokprod.testing.fake_cluster import FakeCluster, delay, refuse
 from tests.client.outages import LogTap, steady_traffic, tapped
 from tests.security.sasl_broker import PlainServer
@@ -216,8 +217,87 @@ async def test_records_that_expire_do_not_end_the_outage() -> None:
             freeze_all(cluster)
             await asyncio.sleep(60.0)
             assert producer.metrics()["records_failed"] > 10
-            assert [f["kafka_node_ids"] for f in log.events("delivery_stalled")] == [[3], [1, 3]]
+            assert [f["kafka_node_ids"] for f in log.events("delivery_stalled")] == [[3], [1, 2, 3]]
             assert not log.events("delivery_resumed")
+
+
+@pytest.mark.parametrize("delivery_timeout_ms", [3_000, 120_000])
+@pytest.mark.parametrize("per_s", [0.5, 2, 20, 200])
+@pytest.mark.parametrize("case", ["all frozen", "all dead"])
+@in_virtual_time
+async def test_health_does_not_alternate_while_calls_time_out_in_an_outage(
+    case: str, per_s: float, delivery_timeout_ms: int
+) -> None:
+    """Records that are given up after two seconds are never old, and for moments none waits."""
+    begin, end, _ = OUTAGES[case]
+    cluster = FakeCluster(3)
+    cluster.create_topic("t", 3)
+    loop = asyncio.get_running_loop()
+    async with Producer[bytes, bytes](
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(),
+        max_block_ms=1_500, request_timeout_ms=2_000, delivery_timeout_ms=delivery_timeout_ms,
+    ) as producer:  # fmt: skip
+        await producer.warm(["t"])
+        outcomes: list[KafkaError | None] = []
+
+        async def call(number: int) -> None:
+            try:
+                await producer.send("t", b"x", key=b"%d" % number, timeout=2)
+                outcomes.append(None)
+            except KafkaError as error:
+                outcomes.append(error)
+
+        async def calls() -> None:
+            for number in itertools.count():
+                running.add(asyncio.ensure_future(call(number)))
+                await asyncio.sleep(1 / per_s)
+
+        running = {asyncio.ensure_future(calls())}
+        await asyncio.sleep(5.0)
+        assert producer.health().ok
+        begin(cluster)
+        started = loop.time()
+        seen = []
+        while loop.time() < started + 40:
+            await asyncio.sleep(0.25)
+            seen.append(producer.health().ok)
+        first = seen.index(False)
+        assert first * 0.25 <= 8.0
+        assert not any(seen[first:])
+        end(cluster)
+        await asyncio.sleep(20.0)
+        assert producer.health().ok
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        metrics = producer.metrics()
+    failed = [error for error in outcomes if error is not None]
+    assert failed
+    refused = [error for error in failed if error.outcome is Outcome.NOT_SENT]
+    counted = metrics["records_refused"] + metrics["records_failed"]
+    assert len(refused) <= counted <= len(outcomes)
+    assert all("timeout of 2 s: " in str(e) for e in failed if "the timeout of" in str(e))
+
+
+@in_virtual_time
+async def test_health_is_ok_if_cancelled_records_are_followed_by_acknowledged_ones() -> None:
+    cluster = FakeCluster(1)
+    cluster.create_topic("t", 1)
+    async with Producer[bytes, bytes](
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(), linger_ms=0
+    ) as producer:
+        await producer.warm(["t"])
+        cluster.pause(1)
+        for _ in range(3):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(producer.send("t", b"x"), 1.0)
+        cluster.resume(1)
+        await producer.send("t", b"y")
+        cluster.pause(1)
+        await producer.submit("t", b"z")
+        await asyncio.sleep(4.0)
+        assert producer.health().ok
+        cluster.resume(1)
 
 
 @in_virtual_time
@@ -258,8 +338,12 @@ async def test_outage_of_a_partition_that_gets_no_more_records_is_forgotten() ->
         refuse_one(cluster)
         with pytest.raises(Exception, match="NOT_ENOUGH_REPLICAS"):
             await producer.send("t", b"x", partition=0)
+        health = producer.health()
+        assert not health.ok
+        assert health.partitions_stalled == 0
+        assert "answers NOT_ENOUGH_REPLICAS (1 records of t-0)" in (health.cause or "")
+        await asyncio.sleep(10.5)
         assert producer.health().ok
-        await asyncio.sleep(40.0)
         await producer.close()
     (resumed,) = log.events("delivery_resumed")
     assert not resumed["kafka_acknowledged"]

@@ -253,6 +253,7 @@ class RecordAccumulator:
         emptied, self.emptied = self.emptied, []
         for batch in emptied:
             if not batch.core.record_count:
+                batch.queue.on_given_up(batch, now)
                 self._drop(batch)
                 self.reclassify(batch.queue, now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiokprod._core.slots import PartitionSlot
 from aiokprod.records import TopicPartition
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.accumulator import RecordAccumulator
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
     from aiokprod._engine.buffer.topic_settings import TopicSettings
+
+
+OUTAGE_KEPT_S: Final = 10.0
+"""Seconds without waiting records after which an outage is assumed to be over: whether it has ended
+is then unknown."""
 
 
 class PartitionQueue(PartitionSlot):
@@ -27,6 +32,10 @@ class PartitionQueue(PartitionSlot):
         node: broker id of the leader in the metadata, None if there is no leader.
         acknowledged_at: loop time of the last acknowledgment of one of its batches; -inf before the
             first.
+        given_up_at: loop time at which records were last given up (expired or withdrawn) that had
+            waited longer than their linger; -inf if that never happened.
+        unacknowledged_since: begin of the time without an acknowledgment to which `given_up_at`
+            belongs.
         wire_node: broker to which the batches in flight were sent; valid while `in_flight` > 0.
         linger_at: linger deadline that was noted last (see `RecordAccumulator.next_due`).
     """
@@ -35,12 +44,14 @@ class PartitionQueue(PartitionSlot):
         "accumulator",
         "acknowledged_at",
         "batches",
+        "given_up_at",
         "in_flight",
         "last_full",
         "linger_at",
         "node",
         "settings",
         "topic_partition",
+        "unacknowledged_since",
         "wire_node",
     )
 
@@ -55,6 +66,8 @@ class PartitionQueue(PartitionSlot):
         self.node: int | None = None
         self.in_flight = 0
         self.acknowledged_at = -math.inf
+        self.given_up_at = -math.inf
+        self.unacknowledged_since = -math.inf
         self.wire_node = -1
         self.last_full = False
         self.linger_at = -1.0
@@ -64,6 +77,28 @@ class PartitionQueue(PartitionSlot):
         """Number of batches queued or in flight (in Java the queue size of the adaptive
         partitioner)."""
         return len(self.batches) + self.in_flight
+
+    def on_given_up(self, batch: ProducerBatch, now: float) -> None:
+        """The records of a batch have expired or were withdrawn. The time for which they waited
+        counts for the next ones too, see `waits_since`."""
+        since = self.waits_since(batch)
+        if since < now:
+            self.unacknowledged_since, self.given_up_at = since, now
+
+    def waits_since(self, batch: ProducerBatch) -> float:
+        """The loop time since which this partition has waited for an acknowledgment.
+
+        This is the end of the linger of `batch`, its oldest one, or the last acknowledgment if that
+        is later. If records were given up at most `OUTAGE_KEPT_S` before the batch was opened, and
+        nothing was acknowledged since, it is the time at which the wait of those began.
+        """
+        since = max(batch.created_at + self.settings.linger, self.acknowledged_at)
+        if (
+            self.given_up_at > self.acknowledged_at
+            and batch.created_at - self.given_up_at <= OUTAGE_KEPT_S
+        ):
+            return min(since, self.unacknowledged_since)
+        return since
 
     def insert(self, batch: ProducerBatch) -> None:
         """Put a batch back in sequence order: a retry before all newer batches."""

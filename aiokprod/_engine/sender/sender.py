@@ -347,6 +347,7 @@ class Sender:
         self._expiry_noticed = False
         for batch in accumulator.expired(now):
             waits_for = self.waits_for(batch, now)
+            batch.queue.on_given_up(batch, now)
             if batch.in_flight:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
