@@ -311,8 +311,8 @@ class BoundSerializer(FieldSerializer):
         Raises:
             SerializationError: the same errors as for the call of the serializer.
         """
-        # This is not within `try`: a signal handler may raise in this call, and `limit` must exist
-        # there.
+        # Not inside the `try`: a signal handler may raise during this call, and the `except` clause
+        # uses `limit`.
         limit = asyncio.timeout_at(deadline)
         try:
             async with limit:

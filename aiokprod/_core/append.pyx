@@ -92,7 +92,8 @@ cdef class SubmitAwaitable:
 
 
 cdef PyObject* submit_next(PyObject* self) noexcept:
-    """`__next__` without the traceback that Cython adds to a StopIteration (1 µs)."""
+    """`__next__`, but without the traceback that Cython adds to a StopIteration, which would cost
+    1 µs."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
     if awaitable.yield_queue is not None:
         try:

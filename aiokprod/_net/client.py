@@ -376,8 +376,8 @@ class NetworkClient:
         """
         now = self._loop.time()
         until = now + seconds
-        # The broker reads nothing before that time; several responses may contain the same throttle
-        # time.
+        # The broker reads nothing until then, so the deadlines of requests in flight are postponed,
+        # but only by the additional time: several responses may report the same throttling.
         longer = until - max(connection.throttled_until, now)
         if longer > 0:
             connection.throttled_until = until

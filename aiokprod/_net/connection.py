@@ -356,7 +356,8 @@ class Connection(asyncio.Protocol):
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
-            # Drop the traceback: variables in its frames have the bytes, possibly with credentials.
+            # Drop the traceback: local variables in its frames hold the bytes, which may include
+            # credentials.
             error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)

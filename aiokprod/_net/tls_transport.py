@@ -134,8 +134,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self.is_closing():
             return
         self._closing = True
-        # Close without waiting for the broker's close_notify. `unwrap` has written ours to the
-        # outgoing bytes.
+        # Do not wait for the broker's close_notify: when `unwrap` raises, it has already written
+        # ours to the outgoing buffer.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._write_ciphertext()

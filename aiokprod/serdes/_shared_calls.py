@@ -143,9 +143,8 @@ class SharedCalls(Generic[K, R]):
             call.waiters.pop(waiter, None)
             if not call.waiters and not self._keeps_running:
                 call.cancel()  # has no effect if it has ended
-                self._forget(
-                    self._calls(asyncio.get_running_loop()), key, call
-                )  # the next task begins a new one
+                # The next task that needs this result begins a new call.
+                self._forget(self._calls(asyncio.get_running_loop()), key, call)
         if isinstance(answer, RepeatableProblem):
             raise answer.copy()
         return answer

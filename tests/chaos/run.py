@@ -48,14 +48,14 @@ COMMON: dict[str, Any] = {
 }
 WORKLOADS: dict[str, dict[str, Any]] = {
     "idempotent": {"enable_idempotence": True},
-    # In order without idempotence: one request in flight per connection.
+    # Without idempotence, only one request in flight per connection keeps records in order.
     "plain": {"enable_idempotence": False, "max_in_flight_requests_per_connection": 1},
     # Gets another `transactional_id` in each run.
     "transactional": {},
 }
 TRANSACTIONS_PER_SECOND = 10
 TRANSACTIONAL_SHARE = 6
-"""The transactional producer is offered one record where the others are offered so many."""
+"""The transactional producer is offered one record where the others are offered this number."""
 RECOVERS = 10.0
 """Seconds after a fault within which a transaction commits."""
 

@@ -462,7 +462,8 @@ def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     if finding.kind == "record-failed":
         numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
     elif finding.kind == "record-acked" and finding.java is not None:
-        # It was sent before another record failed, which has a separate error in Java.
+        # Ours sent this record before another record of the transaction failed. Java failed it with
+        # the error of that other record.
         failed = [
             sent
             for sent in evidence[JAVA].sent

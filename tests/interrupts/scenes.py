@@ -34,7 +34,8 @@ SETTLED_S = 2.0
 
 
 class Token:
-    """The token of a plug-in for one record."""
+    """What the plug-in returns from `on_append` for a record; counts the reports about that
+    record."""
 
     def __init__(self) -> None:
         self.reports = 0

@@ -51,7 +51,8 @@ MAX_REQUEST_S = 10.0
 
 
 class World:
-    """A cluster with one readable partition, and a session with it."""
+    """A fake cluster with one partition that can be fetched, and a `ClusterClient` connected to the
+    cluster."""
 
     def __init__(self, **versions: int) -> None:
         self.loop = asyncio.get_running_loop()

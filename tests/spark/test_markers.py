@@ -23,7 +23,7 @@ GROUP = "p.q.0"
 
 
 class World:
-    """A cluster, and a session with it."""
+    """A fake cluster, and a `ClusterClient` connected to the cluster."""
 
     def __init__(self, versions: tuple[int, int] = (1, 9)) -> None:
         self.loop = asyncio.get_running_loop()

@@ -236,9 +236,8 @@ class ClusterClient:
                 wakeup.clear()
                 now = self.loop.time()
                 if isinstance(where, Node):
-                    node_id = self.client.coordinator_id(
-                        where
-                    )  # the id changes once the metadata list the node
+                    # The id changes once the metadata lists the node.
+                    node_id = self.client.coordinator_id(where)
                     ended = self._ended.get(node_id)
                     if isinstance(ended, NetworkError) and ended is not before.get(node_id):
                         raise ended.copy()  # another broker may be the coordinator by now

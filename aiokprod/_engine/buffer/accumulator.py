@@ -430,7 +430,8 @@ class RecordAccumulator:
                 queue.hold(batch.core)
             if not self._compressor.compress(batch):
                 unready.append(queue)
-            elif batch.core.record_count:  # else its records were withdrawn after the check above
+            # A batch is empty if all its records were withdrawn after `may_drain`.
+            elif batch.core.record_count:
                 taken.append(batch)
                 size += batch.size
         for queue in unready:

@@ -136,7 +136,7 @@ class BrokerMemoryQuota:
             return
         while waiters:
             waiter, _ = waiters.popitem(last=False)
-            if not waiter.future.done():  # else it was cancelled in this pass of the loop
+            if not waiter.future.done():  # done if it was cancelled in this iteration of the loop
                 waiter.granted = True
                 self._granted.add(node)
                 waiter.future.set_result(None)
@@ -182,8 +182,9 @@ class BrokerMemoryQuota:
             self.grant_next(waiter.node)
 
     def on_dropped(self, waiter: QuotaWaiter) -> None:
-        """Pass the permit of an interrupted caller to the next one, in the next pass of the loop,
-        because a finalizer may run in any thread and within any other call."""
+        """Give the permit of an interrupted caller to the next caller. This is called by a
+        finalizer, which may run in any thread and during any other call, so the permit is granted
+        in the next iteration of the event loop."""
         node = waiter.node
         self._granted.discard(node)
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
@@ -230,7 +231,8 @@ class BrokerMemoryQuota:
             if waiter.future.cancelled():
                 self._leave(waiter)
                 self.grant_next(waiter.node)
-            elif waiter.future.exception() is None:  # else it expired in the same pass
+            # The wait may have expired in the same iteration of the event loop.
+            elif waiter.future.exception() is None:
                 self.release(waiter)
             raise
         finally:

@@ -107,5 +107,6 @@ def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE)
 
 
 def buffered_limit(config: ProducerConfig) -> int:
-    """Bytes above which a batch no longer grows, in the buffer or in a request."""
+    """Largest size in bytes to which a batch may grow. The limit applies both to its memory in the
+    buffer and to its size in a request."""
     return config.buffer_memory // _LEAST_BATCHES

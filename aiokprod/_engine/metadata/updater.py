@@ -77,8 +77,8 @@ class MetadataUpdater:
     also sent to another node (Java waits for request.timeout.ms), and the first response counts. If
     one of the two fails, or neither responds within request_timeout_ms, a third node takes its
     place. Connect `client`'s events to `wake` and `on_disconnect`, and run `run()` as a task of the
-    producer. Errors of brokers and network go to the cache; an exception from `run` is a bug and
-    must fail the producer.
+    producer. Broker and network errors are recorded in `metadata`; an exception from `run` is a bug
+    and must fail the producer.
 
     Attributes:
         awaits_network: a request is due but no connection accepts one: call `wake` when the client
@@ -86,8 +86,8 @@ class MetadataUpdater:
 
     Args:
         clock: `loop.time` of the loop on which `run` will run.
-        on_request_sent: called when a request was sent, because Produce requests waited for that
-            (`Metadata.update_due`, `Metadata.claimed`).
+        on_request_sent: called after a request has been sent, because Produce requests may have
+            been waiting for it (`Metadata.update_due`, `Metadata.claimed`).
     """
 
     def __init__(

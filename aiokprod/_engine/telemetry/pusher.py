@@ -252,8 +252,8 @@ class TelemetryPusher:
             return
         self._failures = 0
         self._instance_id = body.client_instance_id
-        # Like in Java, use the default instead of an invalid interval, so that pushes do not follow
-        # without a pause.
+        # As in Java, replace an invalid interval with the default, so that pushes are not sent back
+        # to back.
         interval = body.push_interval_ms / 1000
         self._interval = max(interval, LEAST_INTERVAL_S) if interval > 0 else DEFAULT_INTERVAL_S
         requested = tuple(body.requested_metrics)
