@@ -85,7 +85,7 @@ async def serving(
 
     Args:
         producer: a new one.
-        warm: topics whose metadata are fetched and to whose leaders connections are made.
+        warm: topics whose metadata is fetched and to whose leaders connections are made.
         warm_required: wait for the warm-up, and fail if it fails. Otherwise it is done in the
             background and repeated until it succeeds, so that the application starts even if Kafka
             is down; meanwhile the probes `/startupz` and `/readyz` respond with 503, and the first
@@ -181,7 +181,7 @@ class Probe:
     """The result of a probe.
 
     Attributes:
-        ok: True for status 200, False for 503.
+        ok: True stands for status 200, and False for 503.
         reasons: the reasons why it is not ok.
     """
 

@@ -152,7 +152,7 @@ class Observer:
 
         Args:
             node_id: id of the broker; negative for bootstrap addresses, and for addresses of
-                coordinators that the metadata do not list.
+                coordinators that the metadata does not list.
         """
 
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:

@@ -40,7 +40,7 @@ class Serializer(Protocol[T_contra]):
     def serialize(
         self, topic: str, headers: Sequence[Header], data: T_contra
     ) -> Serialized | Awaitable[Serialized]:
-        """Return the bytes, None for null, or an awaitable; any exception fails the record."""
+        """Return the bytes, or None for null, or an awaitable; any exception fails the record."""
 
 
 Returned: TypeAlias = bytes | bytearray | memoryview | None

@@ -171,7 +171,7 @@ def all_flights() -> list[Flight]:
 
 
 async def run(bootstrap: str | None, kafka: bool) -> int:
-    """Run the demo; returns the exit status, 0 if all checks passed."""
+    """Run the demo and return the exit status, which is 0 if all checks passed."""
     async with (
         cluster(bootstrap, kafka) as (servers, what),
         topic_on(servers, embedded=not (bootstrap or kafka)) as topic,

@@ -611,7 +611,7 @@ def open_table(table):
 
 
 def exports_array(table):
-    """True if the object is one record batch, False if it is a stream of them.
+    """True if the object is one record batch, or False if it is a stream of them.
 
     Raises TypeError if it is neither.
     """

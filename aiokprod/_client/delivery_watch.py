@@ -59,7 +59,7 @@ class DeliveryWatch:
     Attributes:
         connection_errors: the error that ended the last connection to a broker, or the last
             attempt. Brokers that are connected or not in the metadata are absent.
-        last_error: text and time of the last such error, None if there was none.
+        last_error: text and time of the last such error, or None if there was none.
 
     Args:
         stall: seconds without an acknowledgment before which nothing can be stalled.

@@ -153,5 +153,5 @@ def _count(core: BatchCore, found: Counter[Outcome | None]) -> None:
     """Add the outcomes of the records of a settled batch; None stands for delivered."""
     if core.state == ACKNOWLEDGED:
         found[None] += core.record_count
-    elif core.error is not None:  # else all records were withdrawn
+    elif core.error is not None:  # None if all records were withdrawn
         found[core.error.outcome] += core.record_count

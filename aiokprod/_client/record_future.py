@@ -200,7 +200,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return metadata
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of a record that failed, None if it was delivered. Errors: see `result`."""
+        """The error of a record that failed, or None if it was delivered. Errors: see `result`."""
         return self._retrieved_error(timeout)
 
     def _retrieved_error(self, timeout: float | None) -> BaseException | None:

@@ -255,7 +255,7 @@ class Runtime:
         self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
 
     def transaction_version(self) -> int:
-        """The finalized level of the cluster's transaction.version, 0 if unknown."""
+        """The finalized level of the cluster's transaction.version, or 0 if unknown."""
         return self.client.finalized_feature(_TRANSACTION_FEATURE)
 
     def _metadata_updater(self) -> MetadataUpdater:

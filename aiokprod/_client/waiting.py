@@ -103,7 +103,7 @@ class Waiting:
         return [topic for topic in self.topics if topic.stalled]
 
     def silent_s(self) -> float:
-        """The longest time for which something stalled has waited, 0 if nothing is stalled."""
+        """The longest time for which something stalled has waited, or 0 if nothing is stalled."""
         waits = [each.silent_s for each in self.stalled]
         waits += [each.silent_s for each in self.stalled_topics]
         return max(waits, default=0.0)

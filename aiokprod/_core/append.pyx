@@ -54,7 +54,7 @@ cdef class SubmitAwaitable:
     Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
     cdef object next_wait(self):
-        """A future to wait for, None if the caller may continue."""
+        """A future to wait for, or None if the caller may continue."""
         cdef YieldQueue queue = self.yield_queue
         if queue is None:
             return None
@@ -136,7 +136,7 @@ cdef class AppendResult:
     """The result of `Appender.append`.
 
     Attributes:
-        delivery: handle of the appended record, None if it was not appended.
+        delivery: handle of the appended record, or None if it was not appended.
         over_quota: the slot of the partition whose broker has used up its share of the buffer, if
             the record was not appended because of that; None if the memory as a whole is short.
     """
@@ -344,7 +344,7 @@ cdef class Appender:
         except BaseException as error:
             if is_started and not is_serialized and isinstance(error, Exception):
                 failure = error  # the slow path raises it
-            elif not isinstance(error, MemoryError):  # else the slow path tries again
+            elif not isinstance(error, MemoryError):  # the slow path handles those
                 if self.reporter is not None:
                     self.reporter.refused(topic, partition, None, error)
                 raise
@@ -496,7 +496,7 @@ cdef class Appender:
         """Append a record and count its bytes; None if memory is short or it needs the slow path.
 
         Args:
-            reserved: bytes of the memory that are reserved for it, 0 if none.
+            reserved: bytes of the memory that are reserved for it, or 0 if none.
             permit: a granted `QuotaWaiter`, or None.
             result: if given, receives the slot whose broker is over its quota.
         """
@@ -552,7 +552,7 @@ cdef class Appender:
         has to begin again.
 
         Args:
-            charge: bytes counted for the record's handle, 0 if it has none.
+            charge: bytes counted for the record's handle, or 0 if it has none.
             reserved, permit, result: as in `append_slot`.
         """
         cdef PartitionSlot slot

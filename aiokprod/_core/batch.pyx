@@ -659,7 +659,7 @@ cdef class Delivery:
         raise InvalidStateError("the record has no outcome yet")
 
     def exception(self):
-        """Its error, None if acknowledged; raises CancelledError or InvalidStateError."""
+        """Its error, or None if acknowledged; raises CancelledError or InvalidStateError."""
         cdef int32_t index = self.index
         cdef BatchCore core
         if self.is_cancelled:

@@ -4,7 +4,7 @@
 A `call_soon` for each of them would cost as much as the callbacks themselves. They run in the same
 pass and order as with separate entries.
 
-Each callback runs in a separate copy of the context in which it was registered, like with
+Each callback runs in a separate copy of the context in which it was registered, as with
 `loop.call_soon`. Most callbacks of a batch are registered in equal contexts, and most do not change
 theirs. Therefore a copy is shared in two places:
 

@@ -29,7 +29,7 @@ cdef class InterceptorCalls:
 
     Args:
         interceptors: the objects.
-        headers_wanted: for each interceptor, True if its `on_acknowledgement` has a parameter
+        headers_wanted: for each interceptor, whether its `on_acknowledgement` has a parameter
             `headers`.
         record_type: the class of records, a dataclass with slots.
     """

@@ -113,8 +113,8 @@ cdef class SerializedRecord:
         return self.has_value and is_payload(self.key) and is_payload(self.value)
 
     def take_failure(self):
-        """The error of a serializer, None if none failed. Returned once, so that the object is not
-        part of a reference cycle with the error's traceback."""
+        """The error of a serializer, or None if none failed. Returned once, so that the object is
+        not part of a reference cycle with the error's traceback."""
         failure, self.failure = self.failure, None
         return failure
 

@@ -201,6 +201,6 @@ cdef class YieldQueue:
     cdef int resume_group(self) except -1:
         for _ in range(min(self.group, len(self.line))):
             place = self.line.popleft()
-            if not place.done():  # else its task was cancelled
+            if not place.done():  # done if its task was cancelled
                 place.set_result(None)
         return 0

@@ -298,7 +298,7 @@ class Connection(asyncio.Protocol):
         # written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
-        # Like in Java, the request timeout applies to ApiVersions, the setup timeout to SASL.
+        # As in Java, the request timeout applies to ApiVersions, the setup timeout to SASL.
         deadline = max(self.setup_deadline, now + self._request_timeout)
         self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
         self._arm(deadline)

@@ -30,7 +30,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     that is connected when the handshake is complete.
 
     `write` and `writelines` pass the bytes to the plain transport. Renegotiation (TLS 1.2 and
-    older) is not supported, like in Java's client. `close` sends close_notify and does not wait for
+    older) is not supported, as in Java's client. `close` sends close_notify and does not wait for
     that of the broker: all earlier bytes were passed to the plain transport, which delivers them.
 
     Args:

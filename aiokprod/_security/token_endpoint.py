@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER: Final = 1 << 20
 _REFRESH_AT: Final = 0.8
-"""Fraction of a token's lifetime after which a new one is fetched, like in Java."""
+"""Fraction of a token's lifetime after which a new one is fetched, as in Java."""
 
 
 @dataclass(frozen=True, slots=True)

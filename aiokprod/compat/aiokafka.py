@@ -119,7 +119,7 @@ class AIOKafkaProducer:
         defaults: "aiokprod" uses aiokprod's defaults for arguments that are not given (acks="all",
             idempotence, larger batches); one log record with level WARNING lists the differences.
             "aiokafka" uses those of aiokafka.
-        loop, api_version: deprecated and ignored, like in aiokafka.
+        loop, api_version: deprecated and ignored, as in aiokafka.
         settings: settings that only aiokprod has, such as `buffer_memory` or `plugins`.
         Others: see aiokafka. Arguments that are given have the same meaning as there.
 

@@ -256,7 +256,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     async def _encoded(
         self, bodies: Sequence[Any]
     ) -> tuple[list[bytes], list[str | None] | None, int]:
-        """The bytes of each body; their content types, None if no body has one; their total
+        """The bytes of each body; their content types, or None if no body has one; their total
         length."""
         codec, serializer = self.codec, self.serializer
         if type(codec) is DefaultCodec:  # this saves a coroutine for each body

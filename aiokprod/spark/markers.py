@@ -99,7 +99,7 @@ class UnstableMarker(KafkaError):
 async def read_marker(
     client: ClusterClient, group: str, deadline: float, unstable_for: float | None = None
 ) -> Marker | None:
-    """The newest marker of a group, None if there is none.
+    """The newest marker of a group, or None if there is none.
 
     The newest marker is that of the highest batch and its highest version. The read waits until
     transactions of the group have ended (KIP-447, require_stable), for up to `unstable_for` seconds

@@ -1,6 +1,6 @@
 """The options of the sink and of the audit reader: names, checks, and a mapping that masks secrets.
 
-It uses neither the network nor Spark. Keys are case-insensitive, like in Spark; values are text.
+It uses neither the network nor Spark. Keys are case-insensitive, as in Spark; values are text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
 
 MASK: Final = "***"
-"""Shown instead of a secret, like in the repr of a `Secret`."""
+"""Shown instead of a secret, as in the repr of a `Secret`."""
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105
 """Optional prefix of any kafka.* option; Spark hides the values of options with such names."""

@@ -26,8 +26,8 @@ class SinkBatch(Protocol):
     """The attributes of the producer's batches that the sink reads.
 
     Attributes:
-        base_offset: offset of its first record, -1 if the broker did not return it.
-        parts: the batches into which it was split, None if it was not.
+        base_offset: offset of its first record, or -1 if the broker did not return it.
+        parts: the batches into which it was split, or None if it was not.
     """
 
     @property

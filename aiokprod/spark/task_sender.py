@@ -126,7 +126,7 @@ class TaskSender:
 
     @property
     def cause(self) -> BaseException | None:
-        """The first failure, None if there is none."""
+        """The first failure, or None if there is none."""
         return self._failure
 
     def blame(self, error: BaseException) -> None:

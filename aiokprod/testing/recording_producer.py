@@ -1,7 +1,7 @@
 """`RecordingProducer`: a `Producer` without brokers, for unit tests, like Java's `MockProducer`.
 
 It is the real producer with a separate `FakeCluster`, so that arguments, serializers, partitioners
-and transactions behave, and fail, like in production.
+and transactions behave, and fail, as in production.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         late_timers_s: each jump to a timer overshoots by up to this many seconds (needs a seed).
         max_idle_passes: loop passes without progress of the clock until `LivelockError`.
 
-    Like in a selector loop, one pass handles received bytes before due timers. Together with
+    As in a selector loop, one pass handles received bytes before due timers. Together with
     `stall` this tests code that must read pending bytes before it decides on a timeout.
     """
 

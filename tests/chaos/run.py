@@ -233,7 +233,7 @@ def _strange(stats: dict[str, Any]) -> list[str]:
 
 
 def _grew(told: dict[str, NDArray[Any]], scene: Scene) -> bool:
-    """Partitions that were added are found as soon as the metadata are old, and used."""
+    """Partitions that were added are found as soon as the metadata is old, and used."""
     if scene.grown_at is None:
         return True
     by = scene.grown_at + METADATA_MAX_AGE_MS / 1000 + GRACE

@@ -74,7 +74,8 @@ class Orders:
     Attributes:
         number: tells the records of this producer from others'.
         rate: records per second, submitted in steps of 20 ms, or by transactions.
-        transaction: records per transaction, 0 for none. Takes a `transactional_id` in `settings`.
+        transaction: records per transaction, or 0 for none. Takes a `transactional_id` in
+            `settings`.
         partitions: every other record asks for one of these, in turn; the rest have keys.
         settings: of the `Producer`.
         result: path of the .npz file.

@@ -177,7 +177,7 @@ def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
 
 @found_by("tests/scenarios/test_inconsistent_metadata.py")
 def contradicted_leader_counts_as_confirmed(patch: Patch) -> None:
-    """A topic without an id was created again, and metadata were fetched during each of its slow
+    """A topic without an id was created again, and metadata was fetched during each of its slow
     Produce requests: the refusals counted as older than the metadata, so the lower epochs were
     never accepted (seed 229353)."""
     request = Metadata.request_update

@@ -348,7 +348,7 @@ def metadata_codes() -> Iterator[Script]:
                     )
     for code in (3, 5, 6, 9, 72):
         for times in (1, None):
-            # Known metadata are requested again after a leader error.
+            # Known metadata is requested again after a leader error.
             yield Script(
                 f"metadata-later/{code}/{_count(times)}",
                 "metadata-codes",

@@ -486,7 +486,8 @@ class EngineHarness:
         self.published: dict[TopicPartition, tuple[int | None, int]] = {}  # leader, its epoch
         self.with_ids = ids
         self.leaderless_code = int(Code.LEADER_NOT_AVAILABLE)
-        """What metadata say of a partition without a leader. Brokers in between say 0."""
+        """The error code of a partition without a leader in the metadata. Gateways may return 0
+        instead."""
         self.incarnations = dict.fromkeys(topics, 0)
         self.leaders: dict[TopicPartition, int | None] = {
             TopicPartition(topic, partition): 1 + partition % brokers
@@ -630,7 +631,7 @@ class EngineHarness:
             self.publish()
 
     async def run_for(self, seconds: float, every: float = 0.01) -> None:
-        """Let time pass with a running sender task, and fetch metadata when they are requested."""
+        """Let time pass with a running sender task, and fetch metadata when it is requested."""
         end = self.now + seconds
         while self.now < end:
             await quiet()
@@ -640,7 +641,7 @@ class EngineHarness:
         await quiet()
 
     def move(self, partition: int, leader: int | None, topic: str = "t") -> None:
-        """Change the leader; the metadata are updated at once."""
+        """Change the leader; the metadata is updated at once."""
         self.leaders[TopicPartition(topic, partition)] = leader
         self.publish()
 

@@ -291,7 +291,7 @@ class Simulation:
         self.spin()
 
     def leader_moves(self, partition: int, leader: int | None) -> None:
-        """The leader changes; the metadata do not contain it yet."""
+        """The leader changes; the metadata does not contain it yet."""
         self.true_leaders[TopicPartition("t", partition)] = leader
 
     def metadata_arrives(self) -> None:

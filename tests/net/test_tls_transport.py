@@ -601,7 +601,8 @@ def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_g
                 dials[0].cancel()
             else:
                 asyncio.get_running_loop().call_soon(dials[0].cancel)
-            if not complete:  # else as if the broker had answered within the same loop pass
+            # If `complete`, the handshake ends in this call, as if the broker had already answered.
+            if not complete:
                 super().do_handshake()
 
     class Keeping(asyncio.Protocol):

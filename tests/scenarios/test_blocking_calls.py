@@ -273,7 +273,8 @@ async def one_case(call: Call, situation: str, *, is_warm: bool, tv: int | None)
         if call.before is not None:
             await call.before(producer)
             undo = SITUATIONS[situation](cluster)
-        if fills and (tv is None or call.before is not None):  # else the call itself does
+        # A transactional call without `before` uses up the memory itself.
+        if fills and (tv is None or call.before is not None):
             fill(producer)
         started = now()
         task = asyncio.ensure_future(call.run(producer))

@@ -116,8 +116,8 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent: bool) -
 def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
     idempotent: bool, max_age_ms: int
 ) -> None:
-    """Metadata are fetched between each Produce request and its response, because of their age, or
-    because the broker has not responded for a second. They have the lower epoch, so that the old
+    """Metadata is fetched between each Produce request and its response, because of its age, or
+    because the broker has not responded for a second. It contains the lower epoch, so that the old
     leader is kept, and must not outdate the refusals of the old leader."""
 
     @scenario(

@@ -59,7 +59,7 @@ def refusal(patch: pytest.MonkeyPatch, make: Callable[[], FakeCluster], **option
 
 
 def allow(cluster: FakeCluster, operations: int) -> None:
-    """Metadata tell these operations."""
+    """Let Metadata responses contain these authorized operations."""
 
     def tell(request: Request, message: Any) -> Any:
         if request.api_key != METADATA or request.version < 8:

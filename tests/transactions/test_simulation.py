@@ -107,8 +107,9 @@ class TransactionHarness:
     # -- temperaments -----------------------------------------------------------------------------
 
     def coordinators_elsewhere(self) -> None:
-        """Metadata do not list the coordinators: a proxy or gateway keeps them apart, or the
-        metadata cache of the broker that was asked has not heard of a new one yet."""
+        """Metadata does not list the coordinators, because a proxy or gateway returns separate
+        addresses for them, or because the metadata cache of the broker that was asked does not
+        contain a new one yet."""
         self.cluster.brokers[4].is_listed = False
         self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
 

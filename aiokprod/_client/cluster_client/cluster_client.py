@@ -60,7 +60,7 @@ class ClusterClient:
 
     Args:
         config: servers, security and timeouts.
-        patience: seconds; None stands for socket_connection_setup_timeout_ms, like in the producer.
+        patience: seconds; None stands for socket_connection_setup_timeout_ms, as in the producer.
     """
 
     def __init__(
@@ -184,7 +184,8 @@ class ClusterClient:
 
         Args:
             where: node id of a broker in the metadata; a coordinator at the address that
-                FindCoordinator returned, even if the metadata do not list it; None for any broker.
+                FindCoordinator returned, even if the metadata does not list it; None for any
+                broker.
 
         Raises:
             AuthenticationError: the broker (None: every broker) refuses the credentials.

@@ -548,7 +548,7 @@ class RecordAccumulator:
         queue = batch.queue
         if batch.state not in QUEUED:
             return False
-        if batch in queue.batches:  # else an interrupted call has removed it
+        if batch in queue.batches:  # unless an interrupted call has removed it
             queue.batches.remove(batch)
         batch.change_state(COMPLETING)
         if queue.core is batch.core:

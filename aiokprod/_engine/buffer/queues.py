@@ -24,7 +24,7 @@ class PartitionQueue(PartitionSlot):
 
     Attributes:
         settings: the settings of its topic.
-        node: broker id of the leader in the metadata, None if there is no leader.
+        node: broker id of the leader in the metadata, or None if there is no leader.
         acknowledged_at: loop time of the last acknowledgment of one of its batches; -inf before the
             first.
         wire_node: broker to which the batches in flight were sent; valid while `in_flight` > 0.

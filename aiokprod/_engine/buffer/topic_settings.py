@@ -95,7 +95,8 @@ class TopicSettingsTable:
 
 
 def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE) -> Codec | None:
-    """The codec that a configuration selects for the topics of a profile, None for no compression.
+    """The codec that a configuration selects for the topics of a profile, or None for no
+    compression.
 
     Raises:
         ConfigError: the level is out of range, or the codec's package is missing.

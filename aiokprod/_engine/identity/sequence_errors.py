@@ -66,7 +66,7 @@ def classify_idempotent(
     """The action for an idempotent producer, which bumps its epoch itself.
 
     Args:
-        log_start_offset: from the response, -1 if it has none.
+        log_start_offset: from the response, or -1 if it has none.
     """
     if entry.foreign and batch.in_doubt:
         return _GIVE_UP  # see `IdempotentSequences.on_cluster_changed`
@@ -151,7 +151,7 @@ def classify_transactional(
     transaction.
 
     Args:
-        log_start_offset: from the response, -1 if it has none.
+        log_start_offset: from the response, or -1 if it has none.
         is_open: the transaction may still be committed.
     """
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:

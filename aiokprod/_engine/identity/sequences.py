@@ -45,8 +45,8 @@ class PartitionSequences:
         open: batches with a sequence and without a final outcome, in sequence order, queued or in
             flight.
         window: all batches numbered since the oldest open one, including those with an outcome.
-        last_acked: highest acknowledged sequence, -1 if none in this epoch.
-        last_acked_offset: offset of the last acknowledged record, -1 if unknown.
+        last_acked: highest acknowledged sequence, or -1 if none in this epoch.
+        last_acked_offset: offset of the last acknowledged record, or -1 if unknown.
         unresolved: a batch was given up that may be in the log, or that left a gap.
         lost: a copy of a batch that was given up in this epoch may still arrive at a broker.
         bump_planned: the partition must restart at 0 under a higher epoch.

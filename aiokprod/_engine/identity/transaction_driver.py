@@ -69,7 +69,7 @@ class _RequestResult:
         lost: an attempt without a response may have been carried out, or may still arrive.
         in_doubt: an attempt may have been carried out: it got no response, or an error code that
             does not exclude that.
-        version: version of the last request that was sent, -1 if none was.
+        version: version of the last request that was sent, or -1 if none was.
     """
 
     action: ErrorAction | None = None

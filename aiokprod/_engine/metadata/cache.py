@@ -497,7 +497,7 @@ class Metadata:
     def _timeout(self, topic: str, partition: int | None, waited: float) -> MetadataTimeout:
         count = self.snapshot.partition_count(topic)
         limit = f"after {waited:.3g} s"
-        if waited >= 0.99 * self._max_block_ms / 1000:  # else the caller has set a shorter timeout
+        if waited >= 0.99 * self._max_block_ms / 1000:  # false if the caller set a shorter limit
             limit += f" (max_block_ms={self._max_block_ms})"
         if count is None:
             text = f"topic {topic!r} is not in the metadata {limit}"

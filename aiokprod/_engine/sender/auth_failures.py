@@ -47,7 +47,7 @@ class AuthFailures:
         self.next_check_at = math.inf
 
     def reason(self, node_id: int) -> AuthenticationError | None:
-        """The authentication error of a broker, None if it has none."""
+        """The authentication error of a broker, or None if it has none."""
         refusal = self._by_node.get(node_id)
         return None if refusal is None else refusal.error
 

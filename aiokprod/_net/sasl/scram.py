@@ -1,7 +1,7 @@
 """SASL SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677): the password is not sent, and the broker must
 prove that it knows it too.
 
-User names and passwords are encoded as UTF-8 without SASLprep, like in brokers. Source: Java
+User names and passwords are encoded as UTF-8 without SASLprep, as in brokers. Source: Java
 `ScramSaslClient`, `ScramFormatter`; KIP-48 for delegation tokens.
 """
 

@@ -814,7 +814,7 @@ def test_batch_taken_out_by_an_interrupted_drain_is_not_in_doubt(refused: bool) 
         async def scene() -> None:
             harness = EngineHarness()
             delivery = harness.append(b"v")
-            delivery.add_done_callback(lambda _: None)  # else the failure is logged
+            delivery.add_done_callback(lambda _: None)  # without it the failure is logged
             if refused:
                 harness.step()
                 harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)

@@ -216,7 +216,7 @@ async def test_dead_coordinator_that_a_lagging_broker_still_names_is_asked_for_a
 async def test_renumbered_coordinator_is_reached_at_its_address(
     cluster: FakeCluster, producer: Producer[Any, Any], ids: dict[int, int], commit: bool
 ) -> None:
-    """The cached metadata contain the old ids."""
+    """The cached metadata contains the old ids."""
     await producer.start()
     await producer.begin_transaction()
     await producer.send("t", b"1", partition=0)

@@ -1533,7 +1533,8 @@ async def test_producer_id_is_on_every_batch() -> None:
 
 @virtual
 async def test_batch_that_becomes_ready_without_a_leader_asks_for_metadata() -> None:
-    """Also if the metadata name no leader and no error: then nothing else asks for them again."""
+    """Even if the metadata names no leader and no error, in which case nothing else asks for it
+    again."""
     harness = EngineHarness(brokers=2)
     harness.leaderless_code = 0
     delivery = harness.append(b"v")

@@ -96,7 +96,7 @@ DEFECTS: Final[dict[str, tuple[Callable[[Patch], None], str]]] = {
 
 
 def verdict_on(seed: int) -> str | None:
-    """What is wrong with a seed, None if nothing."""
+    """What is wrong with a seed, or None if nothing."""
     try:
         run_seed(seed)
     except (AssertionError, VirtualTimeError) as error:
