@@ -167,7 +167,7 @@ class Code(enum.IntEnum):
 
     UNKNOWN_SERVER_ERROR = ErrorCode(
         -1,
-        "an unexpected error in the broker; its log has the cause",
+        "an unexpected error in the broker; its log shows the cause",
         # the broker failed at any point between reading the request and responding to it
         coordinator_actions={TxnApi.END: ErrorAction.LOST},
     )

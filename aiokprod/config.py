@@ -309,9 +309,9 @@ class ProducerConfig:
         strings.
 
         Raises:
-            ConfigError: a key is unknown (the error has the most similar name), is given in both
-                spellings, or has no meaning here (the error has the replacement); or a value is
-                wrong.
+            ConfigError: a key is unknown (the error contains the most similar name), is given in
+                both spellings, or has no meaning here (the error contains the replacement); or a
+                value is wrong.
         """
         settings = {setting.name: setting for setting in dataclasses.fields(cls)}
         values: dict[str, Any] = {}

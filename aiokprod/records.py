@@ -123,7 +123,7 @@ class TopicDrain:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The result of `close()`. Its text has all numbers in one line.
+    """The result of `close()`. Its text shows all numbers in one line.
 
     Attributes:
         delivered: records acknowledged since `close()` was called.

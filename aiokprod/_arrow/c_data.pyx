@@ -47,7 +47,7 @@ class ArrowImportError(ValueError):
 
 
 class InvalidRow(ValueError):
-    """A row cannot be sent as a record. The text has the reason, but not the content."""
+    """A row cannot be sent as a record. The text contains the reason, but not the content."""
 
 
 class ArrowStreamError(Exception):

@@ -79,7 +79,7 @@ def blocks(options: Namespace) -> Iterator[Block]:
 
 
 def _standard_input() -> BinaryIO:
-    # The file has no buffer: the thread that reads it may still be blocked when the interpreter
+    # The file is unbuffered: the thread that reads it may still be blocked when the interpreter
     # exits, and the interpreter aborts if that thread holds the lock of a buffer.
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 

@@ -1,6 +1,6 @@
 """Notices when records wait without acknowledgments, and logs an outage once.
 
-A timer runs only while records, or calls for metadata, wait. The log has one WARNING per outage,
+A timer runs only while records, or calls for metadata, wait. There is one WARNING per outage,
 another one if further brokers are affected, and one INFO when it is over; retries and changed
 leaders are summarised in that INFO, or in a separate one if there was no outage.
 """

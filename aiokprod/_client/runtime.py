@@ -114,7 +114,7 @@ class Runtime:
         self._executor = LateExecutor(2, "aiokprod-codec") if compresses else None
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
-        """Let the sender run in the next pass of the loop."""
+        """Let the sender run in the next iteration of the event loop."""
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,

@@ -468,7 +468,7 @@ class ThreadQueue:
         finally:
             self.give_up()
             if ending := [topic_queue.task for topic_queue in self._topic_queues.values()]:
-                await asyncio.wait(ending)  # so that the report has their records
+                await asyncio.wait(ending)  # so that the report includes their records
 
     def _on_failure(self, error: KafkaError) -> None:
         """The producer has failed: nothing can be sent any more."""

@@ -154,7 +154,7 @@ cdef class Appender:
             argument of `append`, else None.
         slow_submit: the function that takes the records for which `submit` needs the slow path, and
             returns an awaitable of the `Delivery`. May raise WrongLoop.
-        unix_ms: the wall clock, read once per loop pass.
+        unix_ms: the wall clock, read once per iteration of the event loop.
         serializers: None accepts bytes only.
         hooks: None if there are neither interceptors nor plug-ins.
         partitioner: the function that chooses a partition, with the arguments of
@@ -286,8 +286,8 @@ cdef class Appender:
     cdef PyObject* find_topic(self, object topic) except? NULL:
         """The topic's `TopicSlot`; NULL if the fast path may append no record to the topic now."""
         # It is enough to compare threads, because the producer's loop runs in `self.thread`.
-        # Whether the loop is still running is checked only once per loop pass and every 64 records,
-        # because asyncio's check costs a system call.
+        # Whether the loop is still running is checked only once per iteration of the event loop and
+        # every 64 records, because asyncio's check costs a system call.
         if not self.enabled or PyThread_get_thread_ident() != self.thread:
             return NULL
         if type(topic) is not str or (not self.yield_queue.pass_open and not self.open_pass()):
@@ -587,7 +587,8 @@ cdef class Appender:
     # -- time -----------------------------------------------------------------------------------
 
     cdef bint open_pass(self) except -1:
-        """Called before the first record of a loop pass; False if the loop no longer runs."""
+        """Called before the first record of an iteration of the event loop; False if the loop no
+        longer runs."""
         if not self.yield_queue.is_running():
             return False
         self.pass_ms = self.unix_ms()

@@ -48,7 +48,7 @@ cdef class WakeupEvent:
         self.deadline = self.timer_at = INFINITY
 
     def set(self):
-        """Let the waiter run in the next pass of the loop. Idempotent and cheap."""
+        """Let the waiter run in the next iteration of the event loop. Idempotent and cheap."""
         self.flag = True
         self.schedule()
 

@@ -318,7 +318,7 @@ class KafkaChannel:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
         except AuthenticationError as error:
-            # Drop the traceback: `data` in its frames has the secret if the broker returns it.
+            # Drop the traceback: `data` in its frames contains the secret if the broker returns it.
             self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
         except KafkaError as error:
             if self.state is State.AUTHENTICATING:

@@ -39,8 +39,8 @@ _COORDINATOR_IDS: Final = -1_000_000
 those of the bootstrap addresses (-1, -2, …)."""
 
 _CANCEL_GRACE: Final = 0.1
-"""Seconds after the deadline that cancelled dial tasks have to end, which takes some passes of the
-loop."""
+"""Seconds after the deadline that cancelled dial tasks have to end, which takes some iterations of
+the event loop."""
 
 
 class NetworkClient:

@@ -43,8 +43,9 @@ TIMER_SLACK: Final = 0.001
 """Seconds. uvloop rounds timers to a millisecond; a deadline that is closer counts as reached."""
 
 _QUIET_PASSES: Final = 2
-"""Passes of the loop without a read before a timeout is applied. One is not enough: asyncio runs
-callbacks queued earlier before the reads of the same pass, uvloop runs timers before it polls."""
+"""Iterations of the event loop without a read before a timeout is applied. One is not enough:
+asyncio runs callbacks that were queued earlier before the reads of the same iteration, and uvloop
+runs timers before it polls."""
 
 _STALL: Final = 0.1
 """Seconds; if a timer fires later than this, the loop was blocked."""
@@ -54,8 +55,8 @@ _STALL_GRACE: Final = 1.0
 may still have been in the write buffer. Each request gets it once, so that every request ends."""
 
 _MAX_PASSES: Final = 64
-"""Maximum number of passes before a timeout is applied: 64 reads of 256 KiB are the largest frame
-of the default configuration."""
+"""Maximum number of iterations before a timeout is applied: 64 reads of 256 KiB are the largest
+frame of the default configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +394,8 @@ class Connection(asyncio.Protocol):
                         self._work(event)
                     else:
                         self._close(event)
-                # Last, because the response before it may ask the client to wait. Without a call
-                # in most passes.
+                # This check is last, because the response before it may ask the client to wait.
+                # Because of `held`, it calls nothing in most iterations.
                 if not (channel.held and channel.reauthentication_due):
                     break
                 if not self._reauthenticate():

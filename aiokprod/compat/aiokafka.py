@@ -321,7 +321,7 @@ class AIOKafkaProducer:
     async def stop(self) -> None:
         """Send the pending records and close all connections; idempotent.
 
-        Waits until every record has its outcome. `producer.drain_report` has the numbers.
+        Waits until every record has its outcome. `producer.drain_report` contains the numbers.
         """
         if self._closed:
             return

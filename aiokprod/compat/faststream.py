@@ -213,7 +213,8 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             batches. None, or a future with it, for no messages.
 
         Raises:
-            KafkaError: a message failed. `results` of the error has the outcome of every message.
+            KafkaError: a message failed. `results` of the error contains the outcome of every
+                message.
             BatchBufferOverflowException: the broker has an explicit `max_batch_size`, and the
                 messages exceed it; nothing was sent.
         """

@@ -66,8 +66,8 @@ class Telemetry:
     """A plug-in that propagates the trace context, creates spans and records metrics.
 
     Use one object for each producer. Without an active span nothing is done for a record. With one,
-    the record gets the headers of the propagator (traceparent, tracestate, baggage), unless it has
-    a traceparent already. Spans are created only if the active span is sampled.
+    the record gets the headers of the propagator (traceparent, tracestate, baggage), unless it
+    already contains a traceparent. Spans are created only if the active span is sampled.
 
     Args:
         tracer_provider, meter_provider: None uses the global ones.

@@ -263,7 +263,7 @@ class SinkOptions:
         """The producer's configuration; `more` are settings by their Python names.
 
         Raises:
-            ConfigError: a kafka.* option is unknown or wrong; the error has its full name.
+            ConfigError: a kafka.* option is unknown or wrong; the error contains its full name.
         """
         settings: dict[str, object] = {
             key: _path(value) if key.endswith(".location") else value

@@ -158,8 +158,8 @@ class RecordingProducer(Producer[K, V]):
         return max(0, len(history.records) - history.settled - deciding)
 
     def complete_next(self) -> bool:
-        """Acknowledge the oldest pending record. Its `Delivery` is done a few passes of the event
-        loop later: await it.
+        """Acknowledge the oldest pending record. Its `Delivery` is done a few iterations of the
+        event loop later: await it.
 
         Returns:
             False if no record is pending.

@@ -165,7 +165,8 @@ class Ledger:
         """Records whose handle reports another result now than when it settled."""
         wrong = 0
         for sequence, delivery in self.kept:
-            # A record that settled without an error has its partition here, committed or not.
+            # The partition of a record that settled without an error is stored here, whether it was
+            # committed or not.
             if not delivery.done() or delivery.exception() is not None:
                 wrong += self.partitions[sequence] >= 0
                 continue

@@ -766,7 +766,7 @@ def test_callback_that_ends_the_process_leaves_the_others_to_the_next_pass(
     with pytest.raises(ending):
         loop.run_until_complete(asyncio.sleep(1))
     deliveries = task.result()
-    if kind == "asyncio":  # uvloop ends the pass before it raises
+    if kind == "asyncio":  # uvloop ends the iteration before it raises
         assert seen == deliveries[:1]
     loop.run_until_complete(asyncio.sleep(0))
     assert seen == deliveries

@@ -162,7 +162,7 @@ JAVA_IS_IN_AN_ERROR_STATE: Final = (
     "Invalid transition attempted",
     "cannot execute transactional method because",
 )
-"""Of these texts Java's errors have one when its transaction manager takes no further call."""
+"""Java's errors contain one of these texts when its transaction manager takes no further call."""
 
 
 @row("java-fatal", follows=True)

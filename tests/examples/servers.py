@@ -285,7 +285,7 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
 
 
 def check_bounded(name: str, how: str, limit: float) -> float:
-    """The process ends within `limit` seconds, and its report has every record.
+    """The process ends within `limit` seconds, and its report includes every record.
 
     Returns:
         The seconds from SIGTERM to the end of the process.

@@ -112,7 +112,7 @@ class Planned:
 
     Attributes:
         position: of the call in its round.
-        wait: passes of the loop before it starts.
+        wait: iterations of the event loop before it starts.
     """
 
     position: int

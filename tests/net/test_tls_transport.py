@@ -364,7 +364,7 @@ def test_alert_that_refuses_our_certificate_is_read_although_the_broker_resets(
             _, protocol = await dialling
             assert isinstance(protocol, Requesting)
             while not protocol.lost.done():
-                refuse()  # uvloop writes at the end of the pass
+                refuse()  # uvloop writes at the end of the iteration
                 await asyncio.sleep(0)
             error = await protocol.lost
             assert isinstance(error, ssl.SSLError), repr(error)

@@ -276,7 +276,7 @@ async def test_part_of_records_that_break_off_is_never_committed(
 def test_bulk_call_takes_nothing_more_once_close_was_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Although the close itself begins one pass of the loop later."""
+    """Although the close itself begins one iteration of the event loop later."""
     slice_always_over = functools.partial(YieldQueue, slice_length=-1.0)
     monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", slice_always_over)
 

@@ -283,7 +283,7 @@ INTERRUPTIONS = ["another instance", "abort", "close", "timeout"]
 async def interrupted_case(
     api: int, code: int, interruption: str, *, tv: int, processed: bool
 ) -> Report:
-    """The response has a code that is retried; something happens before the retry."""
+    """The response contains a code that is retried; something happens before the retry."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(

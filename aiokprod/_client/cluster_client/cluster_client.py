@@ -318,8 +318,8 @@ class ClusterClient:
     ) -> dict[str, Any]:
         """Send a request about many keys: one to each coordinator, concurrently.
 
-        Keys that a response leaves out, or for which it has a retriable error code, are requested
-        again. Otherwise like `coordinate`.
+        Keys that a response leaves out, or for which it contains a retriable error code, are
+        requested again. Otherwise like `coordinate`.
 
         Args:
             request: builds the request for some of the keys.

@@ -113,7 +113,8 @@ class BufferMemory(MemoryBudget):
 
     def on_dropped(self) -> None:
         """Wake waiters after an interrupted caller has dropped its reservation. They are woken in
-        the next pass of the loop, because a finalizer may run in any thread and within `_grant`."""
+        the next iteration of the event loop, because a finalizer may run in any thread and within
+        `_grant`."""
         assert self._loop is not None, "called only while a caller waits"
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.returned)

@@ -183,8 +183,8 @@ class PartitionSequences:
                 each.proven_offset = self._least_offset(each)
 
     def _least_offset(self, batch: ProducerBatch) -> int:
-        """The offset of a batch if the log has every record between `floor` and it, and no other
-        record."""
+        """The offset of a batch if the log contains every record between `floor` and it, and no
+        other record."""
         return self.floor + ((batch.base_sequence - self.floor_sequence) & MAX_SEQUENCE)
 
     def acknowledge(self, sequence: int) -> None:

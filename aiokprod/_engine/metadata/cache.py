@@ -140,7 +140,8 @@ class Metadata:
         return self._topics.answer(topic)[1]
 
     def lookup(self, topic: str, partition: int | None = None) -> ClusterSnapshot | None:
-        """The snapshot if it has the topic (and the partition); None if a caller must wait. O(1).
+        """The snapshot if it contains the topic (and the partition); None if a caller must wait.
+        O(1).
 
         Raises:
             InvalidTopic: according to the last response, the name is invalid.

@@ -152,7 +152,7 @@ class BatchCompletion:
         *,
         moved: bool,
     ) -> None:
-        """Complete a batch for which the response has an error, or whose partition it omits.
+        """Complete a batch for which the response reports an error, or whose partition it omits.
 
         Args:
             answer: the partition's part of the response; None if it is missing.
