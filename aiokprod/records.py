@@ -96,7 +96,7 @@ class TopicDrain:
     """The records of one topic that had no outcome when `close()` was called.
 
     Attributes:
-        delivered: number of records that were acknowledged since.
+        delivered: number of records that were acknowledged since then.
         not_sent, rejected, unknown: number of records that failed, by `Outcome`.
     """
 

@@ -29,8 +29,8 @@ class Place:
 
     Attributes:
         file: name of the file, "-" for standard input.
-        records: number of records of this file up to there.
-        bytes: number of bytes of this file up to there; None for Parquet.
+        records: number of records of this file before the position.
+        bytes: number of bytes of this file before the position; None for Parquet.
     """
 
     file: str

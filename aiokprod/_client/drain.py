@@ -50,8 +50,8 @@ class Drain:
         self._slow = loop.call_later(SLOW_DRAIN, self._log_slow)
 
     def follow(self, core: BatchCore) -> None:
-        """Count the records of a batch that was opened after `close` was called, for records that
-        were sent before."""
+        """Count the records of a batch that was opened after `close` was called, for records
+        submitted before that call."""
         self._cores[core] = None
 
     def refused(self, topic: str) -> None:

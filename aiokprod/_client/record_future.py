@@ -135,7 +135,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def _watched(self) -> _Watchers:
         """The threads and functions that wait for the end. A caller that adds one must then look at
-        the state: the record may have ended before."""
+        the state: the record may already have ended."""
         if self._watchers is None:
             made = _Watchers()
             with self._queue.outcomes:  # without a call

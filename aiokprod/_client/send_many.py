@@ -242,8 +242,8 @@ class BulkSender:
         self._break_off(unreadable("iterable of records", "record", self.position, error))
 
     def _break_off(self, error: KafkaError) -> None:
-        """The records cannot be read to the end; the result contains the outcomes of those
-        before."""
+        """The records cannot be read to the end; the result contains the outcomes of the records
+        before the failure."""
         self.interrupted = error
         self._runtime.state.gate.on_refused(error)  # an open transaction can only be aborted
 

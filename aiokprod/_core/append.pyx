@@ -619,7 +619,8 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
 
     Counts as a coroutine function for `inspect` and `asyncio`, so that frameworks that run plain
     functions in threads await it on the loop. For the same reason the loop's debug mode refuses it
-    as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit` there.
+    as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit`
+    instead.
     """
     # The method `submit` of `Producer`, which is `self`.
     return submit_to(self, topic, value, key, partition, timestamp_ms, headers, on_delivery)

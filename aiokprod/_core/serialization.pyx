@@ -56,7 +56,8 @@ cdef class FieldSerializer:
 
     cdef object serialize(self, str topic, object headers, object data):
         """Like `convert`, for data that are not returned unchanged."""
-        # [0] is left free: vectorcall lets the called function store another argument there.
+        # [0] is left free, because vectorcall lets the called function store another argument in
+        # it.
         cdef PyObject* arguments[4]
         cdef size_t count = 3
         cdef PyObject* found

@@ -21,8 +21,8 @@ class DialTasks:
     """Starts, names, cancels and awaits dial tasks.
 
     Args:
-        on_end: called when the task of a connection has ended for any reason; a failure was
-            reported to the connection before.
+        on_end: called when the task of a connection has ended for any reason; a failure has already
+            been reported to the connection.
         tls: None for listeners without TLS.
     """
 

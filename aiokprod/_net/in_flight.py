@@ -129,7 +129,7 @@ class InFlightRequests:
         """Move the deadlines of overdue requests to `until`, once for each request.
 
         Returns:
-            False if the deadline of an overdue request was moved before; then none is moved.
+            False if the deadline of an overdue request has already been moved; then none is moved.
         """
         overdue = [request for request in self._requests if request.deadline <= now]
         if any(request.excused for request in overdue):

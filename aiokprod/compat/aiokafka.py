@@ -121,7 +121,7 @@ class AIOKafkaProducer:
             "aiokafka" uses those of aiokafka.
         loop, api_version: deprecated and ignored, as in aiokafka.
         settings: settings that only aiokprod has, such as `buffer_memory` or `plugins`.
-        Others: see aiokafka. Arguments that are given have the same meaning as there.
+        Others: see aiokafka. Arguments that are given have the same meaning as in aiokafka.
 
     Raises:
         ConfigError (a ValueError): an argument is invalid, or aiokprod has no equivalent; the
@@ -275,7 +275,7 @@ class AIOKafkaProducer:
             ProducerClosed: `stop` was called.
             Others: see `aiokprod.Producer.start`.
 
-        Cancellation closes the connections, unless the producer was started before.
+        Cancellation closes the connections, unless the producer was already started.
         """
         async with self._start_lock:
             self._check_open()

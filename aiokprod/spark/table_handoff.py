@@ -175,7 +175,8 @@ async def submit_table(
     """Put all rows of a RecordBatch into batches, in order; waits while the buffer is full.
 
     Raises:
-        KafkaError: the producer failed or was closed; `handed` has the rows submitted before.
+        KafkaError: the producer failed or was closed; `handed` contains the rows submitted before
+            that.
     """
     handed.sender = sender = producer.table_sender()
     await sender.append(topic, table, _NAMES)

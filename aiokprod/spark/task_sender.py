@@ -131,7 +131,7 @@ class TaskSender:
 
     def blame(self, error: BaseException) -> None:
         """Note the error that ended the attempt, unless there was an earlier one."""
-        if not isinstance(error, SinkError):  # its cause was noted before
+        if not isinstance(error, SinkError):  # its cause has already been noted
             self._note(error)
 
     def failure(self, error: BaseException | None = None) -> SinkError:

@@ -138,7 +138,7 @@ class _Run:
         return self._thread.borrowed(("client", self._options.kafka), make, keep=True)
 
     async def _skip(self, marker: Marker) -> Prepared:
-        """Count and hash the rows of a batch that was committed before."""
+        """Count and hash the rows of a batch that has already been committed."""
         rows = 0
         while (table := await self._handoff.get()) is not None:
             rows += table.num_rows

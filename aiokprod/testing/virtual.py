@@ -342,7 +342,7 @@ def _cancel_rest(loop: VirtualLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        # A task that does not finish was reported before, as a leak or as the deadlock.
+        # A task that does not finish has already been reported, as a leak or as the deadlock.
         with contextlib.suppress(VirtualTimeError):
             loop.run_until_complete(asyncio.wait(tasks, timeout=60.0))
     with contextlib.suppress(VirtualTimeError):

@@ -106,9 +106,9 @@ def leaderless_looked_at_too_early(patch: Patch) -> None:
 
 @bug
 def batch_opened_before_it_is_known(patch: Patch) -> None:
-    """H1: the append path had the open batch before anything else did. An exception of a signal
-    handler in between left it in no queue and in no set, without a deadline, or no task was woken:
-    records of later calls went into it and never got an outcome."""
+    """H1: the append path had the open batch before anything else did. If a signal handler raised
+    before the other steps, the batch was in no queue and in no set, without a deadline, or no task
+    was woken: records of later calls went into it and never got an outcome."""
 
     def opened(self: Any, queue: Any) -> bool:
         self._maybe_add_partition(queue.topic_partition)
@@ -226,7 +226,8 @@ def encrypted_bytes_count_as_written(patch: Patch) -> None:
 
 @bug
 def no_jitter_at_the_maximum(patch: Patch) -> None:
-    """B3: backoffs that grow beyond their maximum before it cuts them all end there."""
+    """B3: backoffs that grow beyond the maximum before they are limited to it all have the same
+    length."""
 
     def after(self: Any, failures: int, rng: Any) -> float:
         grown = self.initial * self.multiplier ** min(failures, 32)

@@ -772,7 +772,8 @@ def coordinators() -> Iterator[Script]:
             )
             for code in (14, 15, 16):
                 for process in (False, True):
-                    # Two answers like this, and in between the application has to wait.
+                    # The coordinator answers like this twice, and the application has to wait
+                    # between the two answers.
                     yield Script(
                         f"coordinator/{code}-at-{API_NAMES[api]}/"
                         f"{'done' if process else 'not'}/{mode}",

@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 
 
 class CountedSpan(NonRecordingSpan):
-    """Knows how often it was ended, and with what status."""
+    """Counts the calls of `end`, and keeps the status with which it ended."""
 
     def __init__(self, owner: CountingTracer, context: SpanContext) -> None:
         super().__init__(context)

@@ -171,7 +171,7 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(
 
 @pytest.mark.parametrize("code", [Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED])
 def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code: Code) -> None:
-    """Also if the metadata later reports the topic as missing instead of refused."""
+    """Even if the metadata later reports the topic as missing instead of refused."""
     answers = iter([code])
 
     def refuse_once(message: Any) -> Message:

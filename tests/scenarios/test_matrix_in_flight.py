@@ -41,7 +41,7 @@ ONE_EACH: dict[str, Any] = {"linger_ms": 0, "batch_size": 1}
 
 
 def script(cluster: FakeCluster, fates: Sequence[Fate], *, appended: bool) -> None:
-    """Let the next requests meet these outcomes; the first is held until all five are there."""
+    """Let the next requests meet these outcomes; the first is held until all five have arrived."""
     seen = itertools.count()
 
     def control(request: faults.Request) -> faults.Reaction | None:

@@ -627,8 +627,8 @@ async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(
 async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The schema allows no null there. A client that refuses the response never learns of the gap,
-    and every batch of the partition meets it again until its delivery timeout."""
+    """The schema does not allow null for the list. A client that refuses the response never learns
+    of the gap, and every batch of the partition meets it again until its delivery timeout."""
 
     def null_record_errors(request: faults.Request, message: Any) -> Any:
         if request.api_key != 0:

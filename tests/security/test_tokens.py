@@ -703,7 +703,7 @@ def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_f
 def test_forked_child_does_not_wait_for_a_request_of_its_parent(
     monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint
 ) -> None:
-    """The parent's thread does not exist there."""
+    """The parent's thread does not exist in the child."""
 
     async def main() -> None:
         tokens = provider(endpoint)

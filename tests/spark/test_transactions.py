@@ -847,7 +847,8 @@ def test_markers_that_expired_before_their_decision_are_reported(
 def test_replay_of_a_batch_of_which_nothing_was_committed_misses_no_marker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Decided, then the driver died; the markers of the batch before are there."""
+    """The batch was decided, then the driver died; the markers of the previous batch still
+    exist."""
 
     async def body() -> None:
         cluster = SparkCluster()

@@ -577,8 +577,9 @@ class RecordAccumulator:
         """Move queues to the current leaders of their partitions.
 
         The backoff of a batch ends if another leader was elected since its last attempt. It also
-        ends if the partition had no leader in between: the topic may have been created again, and
-        then its epochs start again, possibly with the epoch of the last attempt.
+        ends if the partition had no leader for a time since then, because the topic may have been
+        created again. In that case its epochs start again, possibly with the epoch of the last
+        attempt.
         """
         lost: dict[int | None, None] = {}  # a dict, because the order must be deterministic
         for queue in self._queues.values():

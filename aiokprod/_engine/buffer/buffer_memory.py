@@ -84,7 +84,7 @@ class BufferMemory(MemoryBudget):
         try:
             self._waiters[waiter] = None
             self.has_waiters = True
-            self._grant()  # a reservation may have been dropped since the check above
+            self._grant()  # a reservation may have been dropped since `try_reserve`
             self._on_exhausted()
             await waiter.future
         finally:

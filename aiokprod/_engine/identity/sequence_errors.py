@@ -26,7 +26,7 @@ class SequenceDecision(enum.Enum):
     # Send the batch again: under a new sequence if the partition restarts before that, see
     # `PartitionSequences.may_restart`, else under its old one.
     RETRY = "retry"
-    DUPLICATE = "duplicate"  # the broker has appended the batch before
+    DUPLICATE = "duplicate"  # the broker has already appended the batch
     GIVE_UP = "give up"  # it must not be sent again, whatever the error code
 
 

@@ -264,7 +264,7 @@ class MetadataUpdater:
 
     def _next_chance(self, now: float, chosen: int | None) -> float:
         # A chosen node that cannot send is being connected. Wait until that has ended or takes too
-        # long, even if another node could be dialled before.
+        # long, even if another node could be dialled earlier.
         nodes = self._nodes if chosen is None else (chosen,)
         at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
         if chosen is not None:

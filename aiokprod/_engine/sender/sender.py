@@ -189,7 +189,7 @@ class Sender:
 
     def _check_overdue(self, now: float) -> None:
         """Request metadata while brokers are unresponsive, and close the connections to those whose
-        partitions have another leader by now, so that their batches are sent there."""
+        partitions have another leader by now, so that their batches are sent to that leader."""
         if self._unresponsive.next_check_at <= now and self._unresponsive.any_overdue(now):
             self._metadata.request_refresh()
         self._leaders_changed = False
@@ -333,7 +333,7 @@ class Sender:
         again.
 
         The first call that finds such a batch only requests another pass, so that sockets are read
-        first: after the loop was blocked, a response may be waiting there.
+        first: after the loop was blocked, they may contain a response.
         """
         accumulator = self._accumulator
         if accumulator.next_expiry() > now:

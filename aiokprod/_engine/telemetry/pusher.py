@@ -1,8 +1,8 @@
 """Pushes the producer's metrics to the brokers that subscribe to them (KIP-714).
 
 It gets the subscription from a broker and pushes the metrics at the interval in the response. There
-is no task: timers and responses call its methods. It uses only open connections. All errors of
-brokers concern only telemetry, so they are logged at DEBUG.
+is no task: timers and responses call its methods. It uses only open connections. All broker errors
+concern only telemetry, so they are logged at DEBUG.
 
 Source: Java `ClientTelemetryReporter`, `ClientTelemetryUtils`.
 """

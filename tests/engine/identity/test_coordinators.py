@@ -105,8 +105,8 @@ async def test_batch_follows_at_once_the_request_that_had_its_broker_reserved(
     cluster: FakeCluster, producer: Producer[Any, Any], tv: int
 ) -> None:
     """The sender sends nothing to a broker while a request (AddPartitionsToTxn or FindCoordinator)
-    waits for a free place in flight there. It continues as soon as that request is sent, before its
-    response."""
+    waits for a free place in flight at that broker. It continues as soon as that request is sent,
+    before its response."""
     cluster.network.latency_s = 0.1
     await producer.begin_transaction()
     await producer.send("t", b"0", partition=0)

@@ -1455,7 +1455,7 @@ async def test_room_of_a_batch_that_was_acknowledged_before_an_older_one_proves_
 @virtual
 async def test_room_proves_nothing_once_retention_has_deleted_all_acknowledged_records() -> None:
     """The broker forgot the producer with its records and took the second batch without the first.
-    The offset leaves room for the first one, but a record of another producer is there."""
+    The offset leaves room for the first one, but that room holds a record of another producer."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b")
@@ -1550,7 +1550,7 @@ async def test_batches_that_expire_while_the_newest_one_is_asked_end_in_doubt() 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT])
 @virtual
 async def test_newest_in_doubt_is_asked_until_it_is_answered(code: Code) -> None:
-    """Also if another leader answers, which recognises all of them."""
+    """Even if another leader answers, which recognises all of them."""
     harness = EngineHarness(brokers=2)
     deliveries = lost(harness, b"a", b"b", b"c", stored=3)
     harness.brokers.last.ack()

@@ -584,7 +584,7 @@ async def test_task_sleeps_without_work_and_sends_records_of_one_turn_together()
 @pytest.mark.parametrize("by", ["observer", "finalizer"])
 @virtual
 async def test_record_appended_within_a_pass_is_taken_in_by_the_next_one(by: str) -> None:
-    """No event and no deadline comes in between: the appended batch itself wakes the sender."""
+    """No event and no deadline precedes that pass: the appended batch itself wakes the sender."""
     harness = EngineHarness(partitions=2, brokers=2)
     task = asyncio.ensure_future(harness.sender.run())
     await quiet()
