@@ -211,7 +211,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             if self._state == PENDING:
                 self._watched().waits.wait(self.done, timeout)
         finally:
-            self._retrieved = False  # before the look: a failure after it is not retrieved
+            self._retrieved = False  # before `done()`: a later failure is not retrieved
             has_ended = self._retrieved = self.done()
         if not has_ended:
             raise TimeoutError

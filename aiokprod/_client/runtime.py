@@ -432,7 +432,7 @@ class Runtime:
 
     def is_connected(self, node_id: int) -> bool:
         """True if there is a connection to a broker that accepts requests, or did until now."""
-        # Versions are known only while a connection is up, even if it is throttled or full.
+        # Versions are known exactly while a connection is up, even if it is throttled or full.
         return self.client.version_range(node_id, _PRODUCE) is not None
 
     def _choose_sticky(self, slot: TopicSlot) -> int:

@@ -147,7 +147,7 @@ def waiting(runtime: Runtime, now: float) -> Waiting:
         _partition(runtime, batch, records[queue], now) for queue, batch in oldest.items()
     ]
     if any(partition.stalled for partition in partitions):
-        # An outage stalls its partitions one after the other; name all of them at once.
+        # Name all of them at once, although an outage stalls its partitions one after the other.
         partitions = [
             partition
             if partition.silent_s < _NEARLY * STALL_S

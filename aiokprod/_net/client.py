@@ -355,8 +355,8 @@ class NetworkClient:
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: the connection accepts requests."""
         self.log.connected(connection)
-        # This is not called for a retired connection: if it was not READY at that time, it was
-        # closed.
+        # The connection is the current one of its node: this is never called for a retired
+        # connection, because a connection that is retired before it is READY is closed.
         self._states.ready(connection.node_id, self._loop.time())
         counters = connection.channel.counters
         counters.connections += 1
@@ -420,8 +420,8 @@ class NetworkClient:
             )
         if error is not None and not self._closed:
             self.log.closed(connection, reason, error, now)
-            # An idle close says nothing about the cluster. A metadata refresh because of it would
-            # open a connection again, which becomes idle again, and so on.
+            # An idle close says nothing about the cluster, so it does not request metadata: that
+            # would open a connection again, which would become idle again, and so on.
             if not own_wish:
                 self._on_disconnect(node_id, error)
         self._on_wakeup()

@@ -295,7 +295,7 @@ class Connection(asyncio.Protocol):
         if self.channel.closed:
             transport.abort()
             return
-        # With a limit of 0, a paused protocol means that the last request is not completely
+        # The limit is 0, so that a paused protocol means that the last request is not completely
         # written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
@@ -308,7 +308,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
         if self.channel.state is not State.AUTHENTICATING:
-            # Re-authentication does not keep an unused connection alive.
+            # Do this only outside a re-authentication, which must not keep an unused connection
+            # alive.
             self._last_activity = now
         self._reads += 1
         try:
@@ -350,7 +351,7 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> bool:
         """Write the output of the channel; True if the transport has written all of it."""
         transport = self._transport
-        # Requests that are not written here end in `connection_lost` as not written.
+        # Requests that are not written because of this end in `connection_lost` as not written.
         if transport is None or transport.is_closing():
             return False
         try:

@@ -81,8 +81,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self.abort()
             raise
         finally:
-            # The traceback of its exception refers to this frame, and `self` to the future: each
-            # failed handshake would leave a cycle that holds a socket.
+            # Drop the future. The traceback of its exception refers to this frame, and `self` to
+            # the future, so each failed handshake would leave a reference cycle that holds a
+            # socket.
             self._connected = None
 
     # -- transport interface, called by the protocol ----------------------------------------------
@@ -214,7 +215,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         else:
             # Write the first request together with the client certificate. A broker that rejects
             # the certificate resets the connection. A separate write could then fail, and a failed
-            # write drops received data that was not read: the alert with the reason.
+            # write drops received data that has not been read, which contains the alert with the
+            # reason.
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
             self._write_ciphertext()
@@ -224,7 +226,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _fail_connecting(self, error: Exception) -> None:
         waiting = self._connected
         if waiting is not None and not waiting.done():
-            # The error may never be retrieved, and must not keep frames of this object alive.
+            # Drop the traceback: the error may never be retrieved, and must not keep frames of this
+            # object alive.
             waiting.set_exception(error.with_traceback(None))
             waiting.exception()  # mark it as retrieved, because a cancelled dial does not
 

@@ -373,7 +373,7 @@ class TransactionEnder:
         if code == Code.NONE or (not commit and code in _GONE):
             return  # aborting a committed or fenced transaction changes nothing
         found = error_code(code)
-        # An error says nothing about an earlier request, which may have been executed.
+        # If an earlier request may have been executed, the error says nothing about that.
         if end.in_doubt:
             what, why = "may be committed", found.text
         else:

@@ -178,7 +178,7 @@ def _hash_column(hashes: RowHashes, column: Any) -> None:
         hashes.fixed(validity, column.offset, data, _INTEGER_WIDTH.get(kind, 8))
     elif kind.startswith(("list<", "large_list<")):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        elements = column.values.slice(first, last - first)  # only those of this slice
+        elements = column.values.slice(first, last - first)  # only the values of this slice
         fields = RowHashes(len(elements))
         for name in ("key", "value"):
             _hash_column(fields, elements.field(name))

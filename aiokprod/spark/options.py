@@ -37,7 +37,7 @@ _BATCHES_AT_LEAST: Final = 8
 """Number of batches that must fit into the buffer; with fewer, filling one would have to wait until
 another is sent."""
 
-# Spark's own options, which are also passed to the sink.
+# Options of Spark itself, which Spark also passes to the sink.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
 
 _REFUSED: Final = {

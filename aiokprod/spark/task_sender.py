@@ -185,7 +185,8 @@ class TaskSender:
         try:
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
         except RowError:
-            # The metadata of a producer kept from an earlier task may lack new partitions.
+            # Refresh it, because the metadata of a producer kept from an earlier task may lack new
+            # partitions.
             await self._producer.refresh_metadata()
             for name in list(self._partition_counts):
                 self._partition_counts[name] = len(await self._producer.partitions_for(name))

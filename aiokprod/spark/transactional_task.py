@@ -105,7 +105,8 @@ class _Run:
         self._job = job
         self._id = _transactional_id(options, task, job)
         self._started = thread.loop.time()
-        # The same rows for another topic must have another hash.
+        # The hash starts with the topic, because the same rows for another topic must have another
+        # hash.
         self._hash = 0 if options.topic is None else zlib.crc32(options.topic.encode())
 
     async def go(self) -> Prepared:

@@ -63,7 +63,8 @@ class QuotaWaiter:
         self.granted = False
 
     def __del__(self) -> None:
-        if getattr(self, "granted", False):  # no attribute: `__init__` was interrupted
+        # The attribute is missing if `__init__` was interrupted.
+        if getattr(self, "granted", False):
             self._quota.on_dropped(self)
 
 
@@ -222,7 +223,8 @@ class BrokerMemoryQuota:
             self._join(waiter)
             if was_granted:
                 self.grant_next(before)
-        # A call that is interrupted here leaves its timer behind, which must not keep the permit.
+        # The timer has only a weak reference: a call that is interrupted here leaves its timer
+        # behind, which must not keep the permit.
         timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self.grant_next(waiter.node)
@@ -258,7 +260,7 @@ class BrokerMemoryQuota:
         if last is not None and last.arrival > waiter.arrival:
             waiters.move_to_end(waiter, last=False)
             second = next(itertools.islice(waiters, 1, None))
-            if second.arrival < waiter.arrival:  # it is not the first one
+            if second.arrival < waiter.arrival:  # its place is not the first one
                 self._waiting[waiter.node] = OrderedDict.fromkeys(sorted(waiters, key=_by_arrival))
 
     def _leave(self, waiter: QuotaWaiter) -> bool:

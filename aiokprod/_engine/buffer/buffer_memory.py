@@ -42,7 +42,8 @@ class BufferMemory(MemoryBudget):
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
         super().__init__(limit)
-        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # leaving is O(1)
+        # An ordered dict, so that leaving is O(1).
+        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._on_exhausted = on_exhausted
         self.refused = False
         self._closed: KafkaError | None = None
@@ -79,7 +80,8 @@ class BufferMemory(MemoryBudget):
             return
         self._loop = loop = asyncio.get_running_loop()
         waiter = _Waiter(size, reservation, loop.create_future())
-        # A call that is interrupted here leaves its timer behind, which must not keep the waiter.
+        # The timer has only a weak reference: a call that is interrupted here leaves its timer
+        # behind, which must not keep the waiter.
         timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self._waiters[waiter] = None

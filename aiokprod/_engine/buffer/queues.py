@@ -79,8 +79,8 @@ class PartitionQueue(PartitionSlot):
         ordered = sorted(queued, key=lambda each: (each is not batch, each.order))
         if ordered != queued:
             for position, each in enumerate(ordered):
-                # Insert them one by one: a signal handler or a finalizer may have opened a batch
-                # meanwhile, which is at the end.
+                # Replace them one by one, because a signal handler or a finalizer may have opened a
+                # batch meanwhile, which is at the end and must stay in the queue.
                 self.batches[position] = each
             self.accumulator.on_reordered(self)
 

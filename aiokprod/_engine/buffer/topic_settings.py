@@ -47,7 +47,8 @@ class TopicSettings:
         self.growth_limit = min(
             topic.elastic_batch_size, config.max_request_size, buffered_limit(config)
         )
-        # Each further partition costs a transaction an AddPartitionsToTxn and a marker.
+        # A transaction keeps its sticky partition for longer, because each further partition costs
+        # it an AddPartitionsToTxn and a marker.
         transactional = config.transactional_id is not None
         self.sticky_limit = max(self.batch_size, self.growth_limit * transactional)
         self.delivery_timeout = topic.delivery_timeout_ms / 1000

@@ -283,14 +283,14 @@ class SequenceTracker:
             or oldest.sent_at - queue.acknowledged_at > STATE_KEPT_S
             or oldest.attempts > 1
         ):
-            # A broker without state for this producer id accepts any first sequence. If a second
-            # batch were in flight and the first one refused, they would be stored in wrong order.
-            # The state may be lost after a pause, or since the last attempt of a batch, for example
-            # because the topic was created again.
+            # Send no second batch. A broker without state for this producer id accepts any first
+            # sequence, so if a second batch were in flight and the first one refused, they would be
+            # stored in wrong order. The state may be lost after a pause, or since the last attempt
+            # of a batch, for example because the topic was created again.
             return False
         if oldest.core.settled:
-            # The oldest open batch expired in flight. A batch that is sent after it could not be
-            # renumbered either (see `classify_idempotent`).
+            # The oldest open batch expired in flight. Send nothing after it, because such a batch
+            # could not be renumbered either (see `classify_idempotent`).
             return False
         # The limit counts from the oldest open batch: if the broker had stored it and five more, it
         # would consider a retry of it a gap.

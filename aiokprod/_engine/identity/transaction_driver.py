@@ -259,7 +259,8 @@ class TransactionDriver:
         if not result.in_doubt or (result.action is ErrorAction.ABORT and not commit):
             self._apply_result(TxnApi.END, result)
             return
-        # The coordinator may have executed this request, or an earlier copy of it.
+        # The outcome is unknown: the coordinator may have executed this request, or an earlier copy
+        # of it.
         error = self._error(TxnApi.END, result)
         cls = type(error) if isinstance(error, FatalTransactionError) else FatalTransactionError
         fatal = cls(

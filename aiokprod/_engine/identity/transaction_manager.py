@@ -378,8 +378,8 @@ class TransactionManager:
         request that starts a transaction may still arrive and must be fenced, or the sequences of
         too many unused partitions are kept."""
         progress = self.progress
-        # Without a bump, the first protocol would have to keep the sequences of every topic that
-        # was ever used.
+        # Bump the epoch from time to time. Without that, the first protocol would have to keep the
+        # sequences of every topic that was ever used.
         many = self.can_bump and len(self.tracker.retired) >= FORGOTTEN_PARTITIONS
         stray = ending.lost or progress.needs_bump or many
         return progress.possibly_started or (progress.started and stray)

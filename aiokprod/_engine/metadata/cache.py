@@ -252,8 +252,8 @@ class Metadata:
         """Like `wait_for_topic`. `start` is the time and `first` the generation when that began."""
         loop = asyncio.get_running_loop()
         now = start
-        # The next response may be older than the call, or come from a broker that does not have all
-        # partitions of a new topic yet.
+        # Do not trust the next response if it may be older than the call, or if it may come from a
+        # broker that does not have all partitions of a new topic yet.
         doubtful = topic in (self._asked or ()) or self.snapshot.partition_count(topic) is None
         fresh_after = first
         while True:

@@ -60,7 +60,8 @@ class AuthFailures:
                 self._by_all = _continued(self._by_all, error, now)
             self.next_check_at = now
         else:
-            # The broker is unreachable: it may be restarting with a corrected configuration.
+            # The broker is unreachable, so the refusal no longer counts: the broker may be
+            # restarting with a corrected configuration.
             self._by_node.pop(node_id, None)
 
     def connected(self, node_id: int) -> None:

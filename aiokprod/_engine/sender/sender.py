@@ -153,7 +153,7 @@ class Sender:
         if accumulator.expires_at > now:
             self._expiry_noticed = False
         elif self._expire(now) <= now:
-            return now  # batches that are about to expire must not be sent
+            return now  # do not send batches that are about to expire
         unresponsive, refusals = self._unresponsive, self.auth_failures
         if self._leaders_changed or unresponsive.next_check_at <= now:
             self._check_overdue(now)
@@ -378,7 +378,8 @@ class Sender:
                 continue
             queued = self._accumulator.remove(batch)
             if batch.attempts and not queued and batch.state is not DRAINED:
-                # The batch is in flight, or the callback with its response was interrupted.
+                # The batch may be in the log: it is in flight, or the callback with its response
+                # was interrupted.
                 batch.note_unknown(lost=True)
             self._completion.fail(batch, given_up_error(batch, error))
 

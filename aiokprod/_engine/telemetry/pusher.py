@@ -202,7 +202,7 @@ class TelemetryPusher:
         self, connection: ReadyConnection, subscription: Subscription, *, terminating: bool = False
     ) -> None:
         codec_id, data = self._compressed(self._payload(subscription), subscription)
-        if len(data) > subscription.max_bytes:  # the limit is that of the compressed metrics
+        if len(data) > subscription.max_bytes:  # the limit applies to the compressed metrics
             logger.debug(
                 "telemetry of %d bytes is not pushed: the broker takes %d",
                 len(data), subscription.max_bytes,
@@ -258,7 +258,7 @@ class TelemetryPusher:
         self._interval = max(interval, LEAST_INTERVAL_S) if interval > 0 else DEFAULT_INTERVAL_S
         requested = tuple(body.requested_metrics)
         if not requested:
-            self._after(self._interval)  # there may be a subscription then
+            self._after(self._interval)  # ask again then: there may be a subscription
             return
         self._subscription = Subscription(
             body.subscription_id, tuple(body.accepted_compression_types), self._interval,
