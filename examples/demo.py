@@ -67,8 +67,8 @@ class Acknowledgements:
         self._settled = 0
 
     def on_done(self, delivery: Delivery) -> None:
-        """The callback of every streamed flight. Its latency is known to the millisecond, from the
-        timestamp of the record."""
+        """Count a streamed flight when it has its outcome. Its latency is known to the millisecond,
+        from the timestamp of the record."""
         seconds = time.time() - delivery.timestamp_ms / 1000
         self._count(seconds, self.streamed, delivery.exception())
 

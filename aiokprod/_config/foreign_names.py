@@ -126,7 +126,7 @@ LIBRDKAFKA: Final[dict[str, str | None]] = {
     "ssl.engine.id": None,
     "ssl.engine.location": None,
     "ssl.key.pem": "ssl_keystore_key",
-    # The name is the same, but the file is PKCS#12 there and PEM here.
+    # The name is the same, but librdkafka reads a PKCS#12 file and aiokprod a PEM file.
     "ssl.keystore.location": None,
     "ssl.keystore.password": None,
     "ssl.providers": None,

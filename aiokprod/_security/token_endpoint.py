@@ -193,7 +193,8 @@ class TokenEndpoint:
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # A lock belongs to a loop and a request to a process; a token must not be pickled.
+        # Leave out the lock, which belongs to a loop, the request, which belongs to a process, and
+        # the token, which must not be pickled.
         return self._host, self._port, self._path, self._tls, self._timeout, self._clock
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

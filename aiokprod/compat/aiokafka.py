@@ -224,7 +224,7 @@ class AIOKafkaProducer:
         self._started = False
         self._start_lock = asyncio.Lock()
         self.producer: Producer[bytes, bytes] = self._create()
-        # The same address twice is one connection.
+        # Count each address once, because the same address twice is one connection.
         self._watch.servers = len(set(self.producer._config.bootstrap_addresses()))
         environment = self.producer._environment
         self._unix_ms = environment.unix_ms

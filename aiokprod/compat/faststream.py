@@ -260,7 +260,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         """The bytes of each body; their content types, or None if no body has one; their total
         length."""
         codec, serializer = self.codec, self.serializer
-        if type(codec) is DefaultCodec:  # this saves a coroutine for each body
+        if type(codec) is DefaultCodec:  # encoding here saves a coroutine for each body
             size = size_of_bytes(bodies)
             if size >= 0:
                 return list(bodies), None, size

@@ -232,7 +232,7 @@ class Telemetry:
         attributes: dict[str, Any],
         error: KafkaError | None,
     ) -> None:
-        """A span that ends now, as a child of the first context and with links to all."""
+        """Create a span that ends now, as a child of the first context and with links to all."""
         distinct: dict[int, SpanContext] = {}
         for context in contexts:
             distinct.setdefault(context.span_id, context)

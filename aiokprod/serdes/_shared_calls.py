@@ -82,7 +82,7 @@ class SharedCalls(Generic[K, R]):
         )
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # Calls belong to a loop of this process.
+        # Leave out the calls, which belong to a loop of this process.
         return self._limit, self._keeps_running, self._describe
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

@@ -262,7 +262,8 @@ class _Load:
         self.own_lag = 0.0
 
     async def prove(self) -> None:
-        """One record per partition is through: connections are up, the rest is load."""
+        """Deliver records to every partition, so that all connections are open before the load
+        begins."""
         for _ in range(2 * self._orders.partitions):
             await self._hand_over()
         await self._producer.flush(60)
@@ -338,8 +339,8 @@ class _TransactionalLoad(_Load):
             await self._sleep(max(0.0, due - loop.time()))
 
     async def _transaction(self, *, abort: bool) -> None:
-        """One transaction, and its end in the ledger. An application that follows the README: an
-        abortable error is answered by an abort, a timeout of the commit by another commit."""
+        """Run one transaction and write its end to the ledger. As the README says, an abort follows
+        an abortable error, and another commit follows a timeout of the commit."""
         self._begun += 1
         ledger, producer = self._ledger, self._producer
         await self._until_answered(producer.begin_transaction)

@@ -591,7 +591,8 @@ class EngineHarness:
     # -- the cluster's view ---------------------------------------------------------------------
 
     def publish(self) -> None:
-        """A metadata answer with the present leaders; those that changed have a newer epoch."""
+        """Let the cache receive metadata with the present leaders; those that changed have a newer
+        epoch."""
         self.epoch += 1
         topics: dict[str, list[MetadataResponsePartition]] = {}
         for tp, leader in self.leaders.items():
@@ -626,7 +627,7 @@ class EngineHarness:
         )
 
     def refresh(self) -> None:
-        """The metadata updater: fetches if that is due."""
+        """Act as the metadata updater: fetch metadata if that is due."""
         if self.metadata.update_due(self.now):
             self.publish()
 
@@ -682,7 +683,7 @@ class EngineHarness:
         return deliveries
 
     def close_open(self, partition: int = 0, topic: str = "t") -> None:
-        """The next record opens a new batch."""
+        """Seal the open batch of a partition, so that the next record opens a new one."""
         queue = self.accumulator.queue(topic, partition)
         if queue.core is not None:
             self.accumulator._seal(queue.core.owner)

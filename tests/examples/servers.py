@@ -173,7 +173,7 @@ def running(name: str, bootstrap: str, *, drain_s: float = 15.0) -> Iterator[Run
 async def post(
     session: aiohttp.ClientSession, server: Running, path: str, key: str, traffic: Traffic
 ) -> None:
-    """One request, noted."""
+    """Send one request and note how it ended."""
     try:
         async with session.post(f"{server.url}/{path}/{key}", json={"key": key}) as answer:
             await answer.read()

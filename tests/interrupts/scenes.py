@@ -354,7 +354,7 @@ async def keyed_with_headers(harness: InterruptHarness, injector: Injector | Ala
 
 
 async def submit_slowly(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The fast path accepts no record meanwhile."""
+    """Submit while the fast path accepts no record."""
     appender = harness.producer._lifecycle.runtime.appender
     appender.enabled = False
     try:

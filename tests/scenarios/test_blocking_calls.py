@@ -90,7 +90,7 @@ async def table(producer: Any) -> Any:
 
 
 async def pending(producer: Any) -> None:
-    """Records for a flush or the end of a transaction to wait for."""
+    """Submit a record that a flush or the end of a transaction has to wait for."""
     await producer.submit("t", VICTIM, partition=0)
 
 

@@ -300,8 +300,8 @@ async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
 
 
 def reinstall(cluster: FakeCluster, cluster_id: str) -> None:
-    """All brokers lose their disks: a new cluster at the same addresses, which gives producer ids
-    from the beginning again."""
+    """Let all brokers lose their disks. The result is a new cluster at the same addresses, which
+    assigns producer ids from the beginning again."""
     for broker_id in cluster.brokers:
         cluster.kill(broker_id)
     cluster.delete_topic("t")

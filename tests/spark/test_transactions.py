@@ -292,7 +292,7 @@ def test_commit_that_is_cancelled_before_its_end_is_sent_is_not_in_doubt(
 
 
 def hide(cluster: SparkCluster, broker: int) -> None:
-    """It coordinates everything, and the metadata never list it."""
+    """Let the broker coordinate everything, although the metadata never lists it."""
     cluster.coordinator_ids = (broker,)
     for topic in cluster.topics.values():
         for partition in topic.partitions:

@@ -368,7 +368,7 @@ async def test_scripted_produce_errors_come_in_order(cluster: FakeCluster) -> No
 
 
 async def committed_offset(cluster: FakeCluster, client: RawClient, where: tuple[str, int]) -> None:
-    """A transaction of "x" that commits offset 7 of group "g", with metadata."""
+    """Run a transaction of "x" that commits offset 7 of group "g", with metadata."""
     code, producer_id, epoch = cluster.transactions.init("x", 10_000, -1, -1)
     assert code == Code.NONE
     cluster.transactions.add("x", set(), "g")

@@ -231,7 +231,7 @@ async def one_case(
 
 
 async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """The next transaction is not affected."""
+    """Check that the next transaction is not affected."""
     before = sorted(value or b"" for value in committed(cluster))
     report = await transact(producer, b"2", commit=False)
     assert report.error is None, report

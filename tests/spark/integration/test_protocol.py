@@ -104,8 +104,7 @@ class Query:
         return messages
 
     def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
-        """A driver that dies after `ended` EndTxn requests; None: before its decision is
-        written."""
+        """Let a driver die after `ended` EndTxn requests; None: before its decision is written."""
         options = SinkOptions.parse(self.options)
         ender = TransactionEnder(options, batch)
 
@@ -143,7 +142,7 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
-    """The effect of SIGKILL on a producer: connections end, no EndTxn is sent."""
+    """Do what SIGKILL does to a producer: end its connections without an EndTxn."""
     if producer._lifecycle.runtime is not None:
         await producer._lifecycle.runtime.close(0)
     producer._lifecycle.closed = True

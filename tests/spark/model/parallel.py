@@ -29,7 +29,7 @@ class Totals:
     broken: dict[int, str] = field(default_factory=dict)
 
     def add(self, seed: int, found: Report | str) -> None:
-        """One more seed: its report, or how it failed."""
+        """Add the report of one more seed, or the text of its failure."""
         self.seeds += 1
         if isinstance(found, str):
             self.broken[seed] = found
