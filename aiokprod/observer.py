@@ -191,7 +191,7 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        # These are looked up once, because each is called for each batch or request.
+        # The methods are looked up once, because each is called for each batch or request.
         self._batch_size = self.histograms["batch_size_bytes"].add
         self._batch_records = self.histograms["records_per_batch"].add
         self._queue_time = self.histograms["queue_time_s"].add

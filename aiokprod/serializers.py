@@ -415,7 +415,7 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
             f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
         )
     if type(serializer) is JsonSerializer or type(serializer) is StringSerializer:
-        # This excludes derived classes, which may define another `serialize`.
+        # The comparison excludes derived classes, which may define another `serialize`.
         return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):

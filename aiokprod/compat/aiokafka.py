@@ -211,8 +211,8 @@ class AIOKafkaProducer:
         self._in_transaction = False
         self._loop = loop
         self._timeout = translated.settings.get("max_block_ms", 60_000) / 1000
-        # This holds no reference to `self`, so that a producer that is dropped without `stop` can
-        # be collected.
+        # The partial holds no reference to `self`, so that a producer that is dropped without
+        # `stop` can be collected.
         self._create = functools.partial(
             Producer[bytes, bytes],
             partitioner=None if partitioner is None else KeyPartitioner(partitioner),
@@ -229,7 +229,7 @@ class AIOKafkaProducer:
         environment = self.producer._environment
         self._unix_ms = environment.unix_ms
         self._partitioner = KeyPartitioner(partitioner or murmur2_or_random(environment.rng))
-        # This must not refer to `self`, which would keep an unclosed producer alive.
+        # The functions below must not refer to `self`, which would keep an unclosed producer alive.
         watch = self._watch
         self.client = ClientView(
             bootstrap_servers if isinstance(bootstrap_servers, str) else list(bootstrap_servers),

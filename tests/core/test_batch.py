@@ -791,7 +791,7 @@ async def test_callbacks_keep_their_place_among_others_of_the_loop() -> None:
 
 
 class FailingLoop(IdleLoop):
-    """Its `call_soon` fails as often as `failures` says."""
+    """A loop whose `call_soon` fails as often as `failures` says."""
 
     def __init__(self, error: type[BaseException], failures: int) -> None:
         super().__init__()

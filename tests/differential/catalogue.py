@@ -603,7 +603,7 @@ def odd_metadata() -> Iterator[Script]:
                             Wait(),
                         ),
                         (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
-                        # Neither client accepts lower epochs of the same topic id; `moves` has
+                        # Neither client accepts lower epochs of the same topic id; `moves` contains
                         # those of topics without ids.
                         delivers=epoch != 0 or event == "recreate-elsewhere",
                     )

@@ -45,7 +45,7 @@ class CountedSpan(NonRecordingSpan):
 
 
 class CountingTracer(Tracer, TracerProvider):
-    """Its provider too.
+    """A tracer that counts its spans, and its own provider.
 
     Attributes:
         started, open, failed, ended_again: numbers of spans.

@@ -140,7 +140,8 @@ async def test_f52_topic_recreated_behind_a_retry_that_names_the_topic_keeps_the
 async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It names a leader epoch that the new topic, whose epochs begin again, does not reach."""
+    """The hint names a leader epoch that the new topic, whose epochs begin again, does not
+    reach."""
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
     old_leader = cluster.topics["t"].partitions[0].leader

@@ -218,7 +218,7 @@ async def test_batch_that_is_cut_off_is_fetched_again() -> None:
 
 @in_virtual_time
 async def test_offsets_that_compaction_took_are_no_reason_to_wait() -> None:
-    """Also at the end of the range, where the next batch lies behind it."""
+    """That holds also at the end of the range, where the next batch lies behind it."""
     async with World() as harness:
         harness.log.write("a")
         harness.log.skip(3)

@@ -321,7 +321,7 @@ class Clock:
 def test_result_counts_for_a_minute_and_for_the_same_options(
     now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a loop whose clock has just begun."""
+    """That holds also for a loop whose clock has just begun."""
     clock = Clock(now)
 
     def loop_thread(kind: str) -> Clock:

@@ -799,8 +799,9 @@ async def after_restart(cluster: FakeCluster, *answers_of: int) -> Any:
 async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer(
     cluster: FakeCluster,
 ) -> None:
-    """Its snapshot has no more; replicas that ran on recognise all, with the timestamp that Kafka
-    answers for a batch that is in the log already."""
+    """The snapshot of the broker contains no other batches. Replicas that continued to run
+    recognise all batches, with the timestamp that Kafka returns for a batch that is already in the
+    log."""
     gap = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     known = [(0, 0, 50), (0, 1, 51), (0, 2, 52)]
     assert await after_restart(cluster, 2, 1) == [*known, (gap, -1, -1), (gap, -1, -1), (0, 2, 52)]

@@ -182,7 +182,8 @@ def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None
 
 @virtual
 async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None:
-    """It is dropped by a garbage collection during the creation of the awaited future."""
+    """The reservation is dropped by a garbage collection during the creation of the awaited
+    future."""
     memory, _ = budget()
     held = [Reservation(memory)]
     assert memory.try_reserve(100, held[0])

@@ -150,7 +150,7 @@ async def leave_open(producer: Producer[Any, Any], timeout: float | None = None)
 
 @pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
 def query(request: pytest.FixtureRequest) -> Query:
-    """On the newest brokers, and on the old line, which has the first protocol only."""
+    """A query on the newest brokers, and one on the old line, which has only the first protocol."""
     name = "broker" if request.param == "V2" else "kafka_3_broker"
     cluster: KafkaCluster = request.getfixturevalue(name)
     found = Query(cluster.bootstrap_servers)
@@ -191,7 +191,8 @@ def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) ->
 def test_check_17_driver_dies_while_it_writes_its_decision(
     query: Query, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transaction stays open, for a quarter of an hour unless a client ends it."""
+    """The transaction of the driver stays open, for a quarter of an hour unless a client ends
+    it."""
 
     async def die(
         ender: TransactionEnder, ours: Producer[Any, Any], topics: set[str], decision: Marker,

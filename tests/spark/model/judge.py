@@ -83,7 +83,7 @@ class CommitCheck:
         self._lost = [one for one in messages if judge.is_lost(one)]
 
     def failed(self, error: BaseException) -> None:
-        """It raised, or its process was killed."""
+        """The call raised, or its process was killed."""
         verified = self._lost and self._judge.world.describes
         refused = isinstance(error, NonDeterministicReplay | CheckpointRolledBack)
         if verified or refused or _NOTHING in str(error):

@@ -117,7 +117,7 @@ class Attempt:
         self.task = process.start(work)
 
     async def message(self) -> Prepared:
-        """Its message to the driver."""
+        """The message of the attempt to the driver."""
         found: Prepared = await outcome(self.process, self.task, self.limit_s)
         return found
 
