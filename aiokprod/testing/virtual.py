@@ -165,7 +165,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             if self._idle_passes > self._max_idle_passes:
                 self._idle_passes = 0
                 raise LivelockError(
-                    f"{self._max_idle_passes} loop passes at virtual time {self._now:.6f}\n"
+                    f"{self._max_idle_passes} loop iterations at virtual time {self._now:.6f}\n"
                     + self.describe_tasks()
                 )
         if self._rng is not None:

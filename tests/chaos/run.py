@@ -249,9 +249,10 @@ def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float
 
 
 def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[str, float]:
-    """Longest time without an acknowledgment in any partition; the longest part of such a time in
-    which the brokers would not have taken a record of it either; and the longest part in which
-    they would. `alone_s` is that as if no partition had to wait for another one of its leader."""
+    """The longest time without an acknowledgment in any partition, the longest part of such a time
+    in which the brokers would not have taken a record of the partition either, and the longest part
+    in which they would. `alone_s` is the latter if no partition had to wait for another one of its
+    leader."""
     found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0, "alone_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
     for partition in range(PARTITIONS):

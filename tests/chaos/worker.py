@@ -41,13 +41,13 @@ OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN, ABORTED = 0, 1, 2, 3, 4
 error, UNKNOWN that no commit or abort had a definite answer, ABORTED aborted on purpose."""
 NO_TRANSACTION = -1
 ABORT_EVERY = 10
-"""One transaction in so many is aborted on purpose."""
+"""One transaction of this many is aborted on purpose."""
 STEP = 0.02
 CATCH_UP = 1.0
 """Seconds of load a stalled worker makes up for."""
 CHUNK = 1_000
 KEEP_EVERY = 100
-"""Every so many records the handle is kept until the end."""
+"""The handle of one record of this many is kept until the end."""
 KEYS = [b"key-%d" % number for number in range(997)]
 STAMPS = 100_000
 """This number of consecutive records have different timestamps."""

@@ -124,7 +124,7 @@ class Asynchronous:
 
 
 async def awaited_at(step: int, call: str) -> tuple[type[Exception] | None, bool]:
-    """Interrupt a call that waits for a serializer: how it ended, and whether it took so many
+    """Interrupt a call that waits for a serializer: how it ended, and whether it took this many
     bytecodes."""
     bound = adapt(Asynchronous(), "value")
     waiting: Awaitable[object]

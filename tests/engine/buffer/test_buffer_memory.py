@@ -207,7 +207,7 @@ async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None
 
 def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]) -> tuple[T, bool]:
     """Run a step with `action` before the bytecode with this number. Returns the result of the
-    step, and whether there were so many bytecodes."""
+    step, and whether there were this many bytecodes."""
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
