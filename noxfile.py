@@ -26,21 +26,21 @@ nox.options.reuse_existing_virtualenvs = True
 @nox.session(python=PYTHONS)
 @nox.parametrize("loop", LOOPS)
 def loops(session: nox.Session, loop: str) -> None:
-    """The compiled awaitables on a real event loop; seconds."""
+    """Test the compiled awaitables on a real event loop; takes seconds."""
     build(session, TOOLS)
     session.run("python", "-m", "pytest", "tests/test_event_loops.py", "-k", loop)
 
 
 @nox.session(python=PYTHONS)
 def core(session: nox.Session) -> None:
-    """The compiled core; a minute."""
+    """Test the compiled core; takes a minute."""
     build(session, TOOLS + EXTRAS["snappy"])
     session.run("python", "-m", "pytest", "tests/core")
 
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """All unit tests but the long matrices, or the tests named after `--`."""
+    """Run all unit tests but the long matrices, or the tests named after `--`."""
     build(session, EXTRAS["test"] + ["packaging"])
     session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2", "-m", "not matrix"]))
 

@@ -56,7 +56,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def check_sdist(sdist: Path, files: set[str]) -> tuple[dict[str, bytes], list[str]]:
-    """Its files, and what is wrong."""
+    """The files of a source distribution, and what is wrong with them."""
     wrong, content = [], {}
     with tarfile.open(sdist) as archive:
         for member in archive:

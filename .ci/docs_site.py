@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages of the repository that do not lie in docs/ become pages of the site.
 
-README.md and the others are `project/<path>` there. Their links, and the links of docs/ to them,
-are rewritten; a link to a file that is no page, such as a source, becomes plain text.
+On the site README.md and the others are `project/<path>`. Their links, and the links of docs/ to
+them, are rewritten; a link to a file that is no page, such as a source, becomes plain text.
 """
 
 from __future__ import annotations

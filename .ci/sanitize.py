@@ -61,7 +61,7 @@ def library(name: str) -> str:
 
 
 def copy_tree() -> None:
-    """What is in the work tree now, without built extensions. Unchanged files keep their times, so
+    """Copy the current work tree, without built extensions. Unchanged files keep their times, so
     that only what was edited is compiled again."""
     for part in PARTS:
         source, target = ROOT / part, COPY / part

@@ -23,11 +23,11 @@ class Outcome(enum.Enum):
     """The outcome of a failed send: whether the record can be in the log."""
 
     NOT_SENT = "not_sent"
-    """No byte of it ever reached a broker; sending it again cannot duplicate it."""
+    """No byte of the record ever reached a broker; sending it again cannot duplicate it."""
     REJECTED = "rejected"
-    """A broker rejected it and did not append it; sending it again cannot duplicate it."""
+    """A broker rejected the record and did not append it; sending it again cannot duplicate it."""
     UNKNOWN = "unknown"
-    """It may or may not be in the log; sending it again may duplicate it."""
+    """The record may or may not be in the log; sending it again may duplicate it."""
 
     @property
     def definite(self) -> bool:
@@ -167,7 +167,7 @@ class Code(enum.IntEnum):
 
     UNKNOWN_SERVER_ERROR = ErrorCode(
         -1,
-        "an unexpected error in the broker; its log has the cause",
+        "an unexpected error in the broker; its log shows the cause",
         # the broker failed at any point between reading the request and responding to it
         coordinator_actions={TxnApi.END: ErrorAction.LOST},
     )

@@ -85,7 +85,7 @@ async def serving(
 
     Args:
         producer: a new one.
-        warm: topics whose metadata are fetched and to whose leaders connections are made.
+        warm: topics whose metadata is fetched and to whose leaders connections are made.
         warm_required: wait for the warm-up, and fail if it fails. Otherwise it is done in the
             background and repeated until it succeeds, so that the application starts even if Kafka
             is down; meanwhile the probes `/startupz` and `/readyz` respond with 503, and the first
@@ -163,7 +163,8 @@ async def _drain(
     try:
         report = await closing
     except asyncio.CancelledError:
-        report = await producer.close()  # does not take long: the drain was ended
+        # Returns soon, because the cancellation has ended the drain.
+        report = await producer.close()
         if on_report is not None:
             on_report(report)
         raise
@@ -180,7 +181,7 @@ class Probe:
     """The result of a probe.
 
     Attributes:
-        ok: True for status 200, False for 503.
+        ok: True stands for status 200, and False for 503.
         reasons: the reasons why it is not ok.
     """
 
@@ -396,8 +397,8 @@ def run(
     For scripts. It replaces `asyncio.run`, and uses uvloop if that is installed.
 
     SIGTERM and SIGINT (Ctrl-C) cancel `main`; then pending records are sent for at most `drain_s`
-    seconds. A second signal ends `main` and the drain at once, with the report. Further signals
-    have their usual effect. `main` may catch CancelledError to finish its work and return.
+    seconds. A second signal ends `main` and the drain at once; the report is still made. Further
+    signals have their usual effect. `main` may catch CancelledError to finish its work and return.
 
     Args:
         main: called with the started producer.
@@ -409,9 +410,9 @@ def run(
         The result of `main`.
 
     Raises:
-        SystemExit: a signal ended `main`; the exit code is 128 + the number of the signal, like in
-            a shell: the work was not completed, even if all records were delivered.
-        DeliveryTimeout: `main` returned, but records had no outcome when the drain ended.
+        SystemExit: a signal ended `main`, so the work was not completed, even if all records were
+            delivered. The exit code is 128 plus the signal number, as in a shell.
+        DeliveryTimeout: `main` returned, but some records had no outcome when the drain ended.
         RuntimeError: called while an event loop is running in this thread.
         Others: the exceptions of `main` and `serving`.
     """

@@ -205,7 +205,7 @@ class Blocking(Generic[K, V]):
         try:
             thread.run(self._producer.start())
         except BaseException:
-            # Like in `Producer.__aenter__`: the producer cannot be used, and the next call creates
+            # As in `Producer.__aenter__`: the producer cannot be used, and the next call creates
             # a new one.
             self._starting = None
             if not self._is_closed:  # by a signal handler

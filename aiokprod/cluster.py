@@ -38,7 +38,7 @@ class PartitionInfo(NamedTuple):
         leader: broker id; None if there is no leader or it is not among the brokers.
         leader_epoch: -1 if unknown.
         replicas, isr, offline: broker ids.
-        error: the partition's error code, 0 if none.
+        error: the partition's error code, or 0 if none.
 
     A named tuple, because it is cheap to create: a response may have 10 000 of them.
     """
@@ -106,24 +106,24 @@ class ClusterSnapshot:
                 object.__setattr__(self, name, MappingProxyType(mapping))
 
     def partition_count(self, topic: str) -> int | None:
-        """Number of partitions, None if the topic is unknown. O(1)."""
+        """Number of partitions, or None if the topic is unknown. O(1)."""
         info = self.topics.get(topic)
         return None if info is None else len(info.partitions)
 
     def partition(self, topic: str, partition: int) -> PartitionInfo | None:
-        """The partition's metadata, None if topic or partition is unknown. O(1)."""
+        """The partition's metadata, or None if topic or partition is unknown. O(1)."""
         info = self.topics.get(topic)
         if info is None or not 0 <= partition < len(info.partitions):
             return None
         return info.partitions[partition]
 
     def leader_of(self, topic_partition: TopicPartition) -> int | None:
-        """Broker id of the leader, None if unknown or if there is none. O(1)."""
+        """Broker id of the leader, or None if unknown or if there is none. O(1)."""
         info = self.partition(*topic_partition)
         return None if info is None else info.leader
 
     def leader_epoch_of(self, topic_partition: TopicPartition) -> int:
-        """The leader's epoch, -1 if unknown. O(1)."""
+        """The leader's epoch, or -1 if unknown. O(1)."""
         info = self.partition(*topic_partition)
         return -1 if info is None else info.leader_epoch
 

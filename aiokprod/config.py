@@ -110,7 +110,7 @@ class ProducerConfig:
             time within the 30 s after which Kubernetes and gunicorn kill a process. (Java: none.)
         max_request_size: limit of a request and of one record.
         compression_type: "none", "gzip", "snappy" (needs the extra), "lz4" or "zstd".
-        compression_gzip_level: 1 to 9, -1 for zlib's default.
+        compression_gzip_level: 1 to 9, or -1 for zlib's default.
         compression_lz4_level: 1 to 17.
         compression_zstd_level: -131072 to 22.
         topic_profiles: other settings for some topics: a mapping from patterns to `TopicProfile`. A
@@ -309,9 +309,9 @@ class ProducerConfig:
         strings.
 
         Raises:
-            ConfigError: a key is unknown (the error has the most similar name), is given in both
-                spellings, or has no meaning here (the error has the replacement); or a value is
-                wrong.
+            ConfigError: a key is unknown (the error contains the most similar name), is given in
+                both spellings, or has no meaning here (the error contains the replacement); or a
+                value is wrong.
         """
         settings = {setting.name: setting for setting in dataclasses.fields(cls)}
         values: dict[str, Any] = {}

@@ -153,7 +153,7 @@ class Observer:
 
         Args:
             node_id: id of the broker; negative for bootstrap addresses, and for addresses of
-                coordinators that the metadata do not list.
+                coordinators that the metadata does not list.
         """
 
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
@@ -192,7 +192,7 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        # These are looked up once, because each is called for each batch or request.
+        # The methods are looked up once, because each is called for each batch or request.
         self._batch_size = self.histograms["batch_size_bytes"].add
         self._batch_records = self.histograms["records_per_batch"].add
         self._queue_time = self.histograms["queue_time_s"].add

@@ -461,7 +461,7 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record is invalid or too large.
-            UnknownTopic: current metadata have the topic without the partition; nothing was sent.
+            UnknownTopic: current metadata has the topic without the partition; nothing was sent.
             MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent. An asynchronous
                 serializer is cancelled then, with a SerializationError.
             DeliveryTimeout: no acknowledgment in time; see `.outcome`.

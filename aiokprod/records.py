@@ -96,7 +96,7 @@ class TopicDrain:
     """The records of one topic that had no outcome when `close()` was called.
 
     Attributes:
-        delivered: number of records that were acknowledged since.
+        delivered: number of records that were acknowledged since then.
         not_sent, rejected, unknown: number of records that failed, by `Outcome`.
     """
 
@@ -123,7 +123,7 @@ class TopicDrain:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The result of `close()`. Its text has all numbers in one line.
+    """The result of `close()`. Its text shows all numbers in one line.
 
     Attributes:
         delivered: records acknowledged since `close()` was called.

@@ -40,7 +40,7 @@ class Serializer(Protocol[T_contra]):
     def serialize(
         self, topic: str, headers: Sequence[Header], data: T_contra
     ) -> Serialized | Awaitable[Serialized]:
-        """Return the bytes, None for null, or an awaitable; any exception fails the record."""
+        """Return the bytes, or None for null, or an awaitable; any exception fails the record."""
 
 
 Returned: TypeAlias = bytes | bytearray | memoryview | None
@@ -311,8 +311,8 @@ class BoundSerializer(FieldSerializer):
         Raises:
             SerializationError: the same errors as for the call of the serializer.
         """
-        # This is not within `try`: a signal handler may raise in this call, and `limit` must exist
-        # there.
+        # Not inside the `try`: a signal handler may raise during this call, and the `except` clause
+        # uses `limit`.
         limit = asyncio.timeout_at(deadline)
         try:
             async with limit:
@@ -415,7 +415,7 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
             f"{field}_serializer={serializer.__name__}: pass an instance, {serializer.__name__}()"
         )
     if type(serializer) is JsonSerializer or type(serializer) is StringSerializer:
-        # This excludes derived classes, which may define another `serialize`.
+        # The comparison excludes derived classes, which may define another `serialize`.
         return serializer._bind(field)
     method = getattr(serializer, "serialize", None)
     if callable(method):

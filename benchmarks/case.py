@@ -238,7 +238,7 @@ def unable(case: Case) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) -> None:
-    """One option for each field of `Case`, with its default."""
+    """Add an option for each field of `Case`, with its default."""
     for field in dataclasses.fields(Case):
         if field.name in skip:
             continue

@@ -221,8 +221,8 @@ async def to_mock_cluster(rows: int, total: int, batch_size: int) -> None:
 
 
 async def watch_lag(lags: list[tuple[float, float]]) -> None:
-    """Measure a pass of the loop every few milliseconds, in seconds of wall-clock time and of the
-    thread's CPU time, which does not include other processes."""
+    """Measure an iteration of the event loop every few milliseconds, in seconds of wall-clock time
+    and of the thread's CPU time, which does not include other processes."""
     loop = asyncio.get_running_loop()
     while True:
         asked, cpu = loop.time(), time.thread_time()

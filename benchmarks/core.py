@@ -45,7 +45,7 @@ Summaries = Mapping[str, Summary]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options for the cluster, the number of runs and their duration."""
+    """Add the options for the cluster, the number of runs and their duration."""
     parser.add_argument("--cluster", choices=(*CLUSTERS, "both"), default="both")
     parser.add_argument("--runs", type=int, default=RUNS, help="of every case; %(default)s")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a run; %(default)s")

@@ -45,7 +45,7 @@ class CollectorTime:
 class LoopLag:
     """Measures the delay of a callback that should run every `tick` seconds.
 
-    It uses `time.perf_counter`, because uvloop updates the clock of the loop once per pass.
+    It uses `time.perf_counter`, because uvloop updates the clock of the loop once per iteration.
 
     Attributes:
         worst: the longest delay so far, s. Includes the time in which other programs ran.

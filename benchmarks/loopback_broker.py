@@ -69,7 +69,7 @@ class NearbyBroker:
 
 
 class _Transport(asyncio.Transport):
-    """Responds to a request in the next pass of the loop.
+    """Responds to a request in the next iteration of the event loop.
 
     A request is one call of `writelines` whose first chunk has its header. All Produce responses
     are equal except for the correlation id.

@@ -140,7 +140,7 @@ def crowd() -> Figures:
 
 
 def empty_loop() -> Figures:
-    """Worst loop lag of many passes without work. It is the part of the machine, since the
+    """Worst loop lag of many iterations without work. It is the part of the machine, since the
     scheduler preempts a busy process."""
     import uvloop
 

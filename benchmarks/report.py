@@ -23,7 +23,7 @@ LAG_FIGURES: Final = ("lag_ms", "apart_ms", "held_ms")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options for the place of the results and the update of the report page."""
+    """Add the options for the place of the results and the update of the report page."""
     parser.add_argument(
         "--input", type=Path, nargs="+", default=[HERE / "results.json"],
         help="JSON files; groups of later ones replace those of earlier ones",

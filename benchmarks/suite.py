@@ -23,7 +23,8 @@ WARM_UP: Final = [Case(client="confluent", cluster="kafka", records=500_000, rep
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options for the part of the catalogue, the number of runs and the file of the results."""
+    """Add the options for the part of the catalogue, the number of runs and the file of the
+    results."""
     parser.add_argument("--cluster", choices=(*CLUSTERS, "both"), default="both")
     parser.add_argument("--only", nargs="+", metavar="GROUP", help="these groups; see --list")
     parser.add_argument("--without", nargs="+", metavar="CLIENT", default=[],

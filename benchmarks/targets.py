@@ -213,8 +213,8 @@ def _columns(results: Results) -> Iterator[Verdict]:
 
 
 def _lag(results: Results) -> Iterator[Verdict]:
-    """Lag in wall-clock time, which includes other programs and Python's garbage collector; without
-    the collector; and in CPU time."""
+    """Lag in wall-clock time, which includes other programs and Python's garbage collector, the
+    same without the collector, and lag in CPU time."""
     for figure, words in (
         ("lag_ms", "by the clock"),
         ("apart_ms", "less the collector's pauses"),

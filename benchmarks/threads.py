@@ -25,7 +25,7 @@ VALUE: Final = bytes(100)
 
 
 def work(producer: Blocking[bytes, bytes], records: int) -> None:
-    """What one thread does."""
+    """Submit records and wait for their results, in one of the threads."""
     for _ in range(records // WINDOW):
         for record in [producer.submit("threads", VALUE) for _ in range(WINDOW)]:
             record.result()

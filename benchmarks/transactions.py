@@ -184,7 +184,7 @@ def measure(servers: str, each: int, chosen: argparse.Namespace) -> dict[str, Me
 
 
 def show(each: int, results: dict[str, Measured]) -> None:
-    """The results as a Markdown table for docs/reports."""
+    """Print the results as a Markdown table for docs/reports."""
     print(f"\n| {each:,} a transaction | transactions/s | min..max | records/s | p50 ms | p99 ms "
           "| CPU µs/record |\n|---|---|---|---|---|---|---|")  # fmt: skip
     for client, m in results.items():

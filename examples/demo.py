@@ -67,8 +67,8 @@ class Acknowledgements:
         self._settled = 0
 
     def on_done(self, delivery: Delivery) -> None:
-        """The callback of every streamed flight. Its latency is known to the millisecond, from the
-        timestamp of the record."""
+        """Count a streamed flight when it has its outcome. Its latency is known to the millisecond,
+        from the timestamp of the record."""
         seconds = time.time() - delivery.timestamp_ms / 1000
         self._count(seconds, self.streamed, delivery.exception())
 
@@ -171,7 +171,7 @@ def all_flights() -> list[Flight]:
 
 
 async def run(bootstrap: str | None, kafka: bool) -> int:
-    """Run the demo; returns the exit status, 0 if all checks passed."""
+    """Run the demo and return the exit status, which is 0 if all checks passed."""
     async with (
         cluster(bootstrap, kafka) as (servers, what),
         topic_on(servers, embedded=not (bootstrap or kafka)) as topic,

@@ -8,7 +8,7 @@ from typing import Any
 def current(value: object) -> Any:
     """Return `value`, without what mypy concludes about its type from an earlier assert.
 
-    mypy does not see that a call in between changed the attribute, and takes what follows for
-    unreachable.
+    mypy does not see that a call after the assert changed the attribute, and considers the code
+    that follows unreachable.
     """
     return value

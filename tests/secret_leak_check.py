@@ -85,11 +85,11 @@ class Secrets:
         self._pattern = None
 
     def keep(self) -> None:
-        """What is known now holds for the whole run."""
+        """Keep the secrets that are known now for the whole run."""
         self._base = set(self._found)
 
     def reset(self) -> None:
-        """Before a test: forget those of the test before."""
+        """Forget the secrets of the previous test. Called before each test."""
         if self._found != self._base:
             self._found = set(self._base)
             self._pattern = None
@@ -149,7 +149,7 @@ class Guard:
         return leaks
 
     def log_record(self, record: logging.LogRecord) -> None:
-        """A record as any handler may show it: text, raw arguments, traceback."""
+        """Look at a record as any handler may show it: text, raw arguments, traceback."""
         text = f"{record.name} {record.getMessage()} {record.args!r}"
         if record.exc_info and record.exc_info[1] is not None:
             text += chain_text(record.exc_info[1])
@@ -157,7 +157,7 @@ class Guard:
         self.look("log record", text)
 
     def producer(self, producer: Any) -> None:
-        """Everything that a producer tells of itself."""
+        """Look at everything that a producer shows about itself."""
         self.look("repr of a producer", repr(producer) + str(producer))
         self.look("explain()", producer.explain())
         self.look("health()", repr(producer.health()))
@@ -172,7 +172,7 @@ class Guard:
     # -- local variables ------------------------------------------------------------------------
 
     def watch(self, error: BaseException) -> None:
-        """An error that is looked at when the test ends, unless it is dropped before."""
+        """Look at the error when the test ends, unless it has already been dropped."""
         self._errors.add(error)
 
     def watched(self) -> None:
@@ -496,7 +496,8 @@ class CanaryPlugin:
 
 
 def _raise_from_foreign_frame(secret: str) -> None:
-    """An error of the package with the secret in a frame whose file is not one of the tests."""
+    """Raise an error of the package with the secret in a frame whose file is not one of the
+    tests."""
     from aiokprod.errors import KafkaError
 
     source = "def fail(secret):\n    raise error"

@@ -109,7 +109,7 @@ def test_the_example_drops_a_line_for_which_there_is_no_room() -> None:
             bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(),
         ) as producer:  # fmt: skip
             offer = example()["offer"]
-            assert not offer(producer, b"line")  # the metadata are missing
+            assert not offer(producer, b"line")  # the metadata is missing
             await producer.partitions_for("lines")
             assert offer(producer, b"line")
             await producer.flush()

@@ -63,7 +63,7 @@ def test_import_starts_nothing_and_pulls_in_no_extra() -> None:
 
 
 def test_library_of_a_codec_is_imported_with_the_producer() -> None:
-    """It is not imported while the loop runs."""
+    """The library is not imported while the loop runs."""
     in_a_new_process(
         "import sys",
         "from aiokprod import Producer",

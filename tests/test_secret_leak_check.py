@@ -217,7 +217,7 @@ def test_canary_knows_a_key_by_its_middle_and_nothing_by_short_words() -> None:
 def test_canary_sees_frames_of_every_error_of_the_package_when_it_is_dropped_or_kept(
     request: pytest.FixtureRequest,
 ) -> None:
-    """Also of one that no `pytest.raises` catches."""
+    """That includes an error that no `pytest.raises` catches."""
     guard: Guard = plugin_of(request).guard
     source = "def call(local, make):\n    raise make('harmless')"
     call = library(source)["call"]

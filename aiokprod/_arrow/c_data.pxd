@@ -172,7 +172,7 @@ cdef inline bint int_cell(const IntColumn* column, int64_t row, int64_t* out) no
 
 cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
                                const char** data) noexcept nogil:
-    """Size and address of the cell; NULL_CELL, or BAD_CELL if the table is damaged there."""
+    """Size and address of the cell; NULL_CELL, or BAD_CELL if the table is damaged at the cell."""
     cdef int kind = column.kind
     cdef int64_t start, size, block
     if column.plain is not NULL:
@@ -254,7 +254,7 @@ cdef inline bint is_utf8(const char* text, int64_t size) noexcept nogil:
 
 cdef inline bint list_cell(const ListColumn* column, int64_t row, int64_t* start,
                            int64_t* stop) noexcept nogil:
-    """The entries of a row, none if it is null; False if the table is damaged there."""
+    """The entries of a row, or none if it is null; False if the table is damaged at the row."""
     start[0] = stop[0] = 0
     row += column.offset
     if column.kind == ABSENT or not is_valid(column.validity, row):

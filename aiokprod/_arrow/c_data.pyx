@@ -47,7 +47,7 @@ class ArrowImportError(ValueError):
 
 
 class InvalidRow(ValueError):
-    """A row cannot be sent as a record. The text has the reason, but not the content."""
+    """A row cannot be sent as a record. The text contains the reason, but not the content."""
 
 
 class ArrowStreamError(Exception):
@@ -611,7 +611,7 @@ def open_table(table):
 
 
 def exports_array(table):
-    """True if the object is one record batch, False if it is a stream of them.
+    """True if the object is one record batch, or False if it is a stream of them.
 
     Raises TypeError if it is neither.
     """

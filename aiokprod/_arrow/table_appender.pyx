@@ -179,7 +179,7 @@ cdef class TableAppender:
         return i
 
     cdef TopicSlot topic_of(self, Chunk chunk, Py_ssize_t row):
-        """The topic of a row, None if it needs the slow path."""
+        """The topic of a row, or None if it needs the slow path."""
         cdef const char* name
         cdef PyObject* found
         cdef Route route

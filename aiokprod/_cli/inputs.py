@@ -29,8 +29,8 @@ class Place:
 
     Attributes:
         file: name of the file, "-" for standard input.
-        records: number of records of this file up to there.
-        bytes: number of bytes of this file up to there; None for Parquet.
+        records: number of records of this file before the position.
+        bytes: number of bytes of this file before the position; None for Parquet.
     """
 
     file: str
@@ -79,7 +79,7 @@ def blocks(options: Namespace) -> Iterator[Block]:
 
 
 def _standard_input() -> BinaryIO:
-    # The file has no buffer: the thread that reads it may still be blocked when the interpreter
+    # The file is unbuffered: the thread that reads it may still be blocked when the interpreter
     # exits, and the interpreter aborts if that thread holds the lock of a buffer.
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 

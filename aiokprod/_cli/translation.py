@@ -34,7 +34,7 @@ def translated(source: str, mapping: dict[str, Any]) -> Translation:
         source: "java", "librdkafka", "aiokafka" or "kafka-python".
 
     Raises:
-        ConfigError: a setting is refused or invalid; the error has the reason.
+        ConfigError: a setting is refused or invalid; the error text contains the reason.
     """
     if source == "librdkafka":
         return _librdkafka(mapping)

@@ -1,6 +1,6 @@
 """Notices when records wait without acknowledgments, and logs an outage once.
 
-A timer runs only while records, or calls for metadata, wait. The log has one WARNING per outage,
+A timer runs only while records, or calls for metadata, wait. There is one WARNING per outage,
 another one if further brokers are affected, and one INFO when it is over; retries and changed
 leaders are summarised in that INFO, or in a separate one if there was no outage.
 """
@@ -59,7 +59,7 @@ class DeliveryWatch:
     Attributes:
         connection_errors: the error that ended the last connection to a broker, or the last
             attempt. Brokers that are connected or not in the metadata are absent.
-        last_error: text and time of the last such error, None if there was none.
+        last_error: text and time of the last such error, or None if there was none.
 
     Args:
         stall: seconds without an acknowledgment before which nothing can be stalled.

@@ -50,8 +50,8 @@ class Drain:
         self._slow = loop.call_later(SLOW_DRAIN, self._log_slow)
 
     def follow(self, core: BatchCore) -> None:
-        """Count the records of a batch that was opened after `close` was called, for records that
-        were sent before."""
+        """Count the records of a batch that was opened after `close` was called, for records
+        submitted before that call."""
         self._cores[core] = None
 
     def refused(self, topic: str) -> None:
@@ -153,5 +153,5 @@ def _count(core: BatchCore, found: Counter[Outcome | None]) -> None:
     """Add the outcomes of the records of a settled batch; None stands for delivered."""
     if core.state == ACKNOWLEDGED:
         found[None] += core.record_count
-    elif core.error is not None:  # else all records were withdrawn
+    elif core.error is not None:  # None if all records were withdrawn
         found[core.error.outcome] += core.record_count

@@ -135,7 +135,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def _watched(self) -> _Watchers:
         """The threads and functions that wait for the end. A caller that adds one must then look at
-        the state: the record may have ended before."""
+        the state: the record may already have ended."""
         if self._watchers is None:
             made = _Watchers()
             with self._queue.outcomes:  # without a call
@@ -200,7 +200,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return metadata
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of a record that failed, None if it was delivered. Errors: see `result`."""
+        """The error of a record that failed, or None if it was delivered. Errors: see `result`."""
         return self._retrieved_error(timeout)
 
     def _retrieved_error(self, timeout: float | None) -> BaseException | None:
@@ -211,7 +211,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             if self._state == PENDING:
                 self._watched().waits.wait(self.done, timeout)
         finally:
-            self._retrieved = False  # before the look: a failure after it is not retrieved
+            self._retrieved = False  # before `done()`: a later failure is not retrieved
             has_ended = self._retrieved = self.done()
         if not has_ended:
             raise TimeoutError

@@ -114,7 +114,7 @@ class Runtime:
         self._executor = LateExecutor(2, "aiokprod-codec") if compresses else None
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
-        """Let the sender run in the next pass of the loop."""
+        """Let the sender run in the next iteration of the event loop."""
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,
@@ -256,7 +256,7 @@ class Runtime:
         self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
 
     def transaction_version(self) -> int:
-        """The finalized level of the cluster's transaction.version, 0 if unknown."""
+        """The finalized level of the cluster's transaction.version, or 0 if unknown."""
         return self.client.finalized_feature(_TRANSACTION_FEATURE)
 
     def _metadata_updater(self) -> MetadataUpdater:
@@ -433,7 +433,7 @@ class Runtime:
 
     def is_connected(self, node_id: int) -> bool:
         """True if there is a connection to a broker that accepts requests, or did until now."""
-        # Versions are known only while a connection is up, even if it is throttled or full.
+        # Versions are known exactly while a connection is up, even if it is throttled or full.
         return self.client.version_range(node_id, _PRODUCE) is not None
 
     def _choose_sticky(self, slot: TopicSlot) -> int:

@@ -242,9 +242,11 @@ class BulkSender:
         self._break_off(unreadable("iterable of records", "record", self.position, error))
 
     def _break_off(self, error: KafkaError) -> None:
-        """The records cannot be read to the end; the result has the outcomes of those before."""
+        """The records cannot be read to the end; the result contains the outcomes of the records
+        before the failure."""
         self.interrupted = error
-        self._runtime.state.gate.on_refused(error)  # an open transaction can only be aborted
+        # From now on an open transaction can only be aborted.
+        self._runtime.state.gate.on_refused(error)
 
     async def _record(
         self, number: int, record: Any, serialized: Delivery | SerializedRecord | None
@@ -288,7 +290,7 @@ class BulkSender:
         try:
             await self._append_reserved(position, fields, serialized, reservation)
         except BaseException:
-            # A signal handler may have raised after the append.
+            # The record may have been appended before a signal handler raised.
             delivery = reservation.delivery
             if delivery is not None and not delivery.withdrawn and self.position == position:
                 self._note(position, delivery)
@@ -314,7 +316,8 @@ class BulkSender:
             self._wrong_types += isinstance(error.__cause__, WrongType)
             if isinstance(error, BufferTimeout):
                 self._no_room_since = self.tracker.count
-            # Other errors, such as that of an invalid timestamp, say nothing about the topic.
+            # Of the other errors only these concern the topic. The rest, such as that of an invalid
+            # timestamp, concern the record.
             elif isinstance(error, (MetadataTimeout, BrokerError)):
                 topic, partition = fields[0], fields[3]
                 if topic not in self._missing and self._lacks(topic, partition):

@@ -146,7 +146,7 @@ class TableSender(BulkSender):
     async def append(self, topic: str | None, table: Any, names: Mapping[str, str | None]) -> None:
         """Like `send_table`, but returns once every row is in a batch or has failed, and waits for
         memory. The attributes have the outcomes, which are complete once the batches in `tracker`
-        have theirs. A transaction with a failed row can only be aborted, like with `send_table`.
+        have theirs. A transaction with a failed row can only be aborted, as with `send_table`.
 
         Intended for callers that send many tables and check the outcomes later.
         """

@@ -279,7 +279,8 @@ class SlowPath:
                     await metadata.wait_for_topic(topic, partition, deadline=deadline)
             return
         except KafkaError as error:
-            # The error concerns the topic; this record was not sent.
+            # The error may have another outcome, because it concerns the topic. This record was not
+            # sent.
             refused = error.with_(outcome=Outcome.NOT_SENT)
         try:
             raise refused

@@ -31,7 +31,7 @@ class Health:
         partitions_without_leader: number of partitions without a leader, in the topics in use.
         partitions_stalled: number of partitions whose records are stalled.
         oldest_record_age_s: age of the oldest record without an outcome, s.
-        last_ack_age_s: seconds since the last acknowledgment, None if there was none.
+        last_ack_age_s: seconds since the last acknowledgment, or None if there was none.
         last_error: the last failure of a connection or of an attempt to deliver a batch, which may
             be over; None if there was none.
         pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;

@@ -90,9 +90,9 @@ class ThreadQueue:
         self.loop = runtime.loop
         self.thread = threading.get_ident()
         self.forked = False
-        # The locks are reentrant: a signal handler that interrupts the main thread may send too.
-        # The loop takes no lock that a caller holds during a call: a handler that interrupts that
-        # call may wait for the loop.
+        # The locks are reentrant, because a signal handler that interrupts the main thread may send
+        # too. The loop takes no lock that a caller holds during a call, because a handler that
+        # interrupts that call may wait for the loop.
         self.outcomes = threading.RLock()
         self._lock = threading.RLock()
         self._room = ThreadWaits()
@@ -106,7 +106,8 @@ class ThreadQueue:
         self._taken = 0  # records that have left `_records`
         self._topic_queues: dict[str, _TopicQueue] = {}
         self._parked = 0  # number of records in `_topic_queues`
-        # Bytes are added by callers and taken off by the loop: two counters, each with one owner.
+        # Callers add bytes and the loop subtracts them, so there are two counters, each changed by
+        # only one side.
         self._bytes_in = 0
         self._bytes_out = 0
         self._refusal: KafkaError | None = None
@@ -211,7 +212,7 @@ class ThreadQueue:
         error = ProducerClosed("the event loop of the producer is closed")
         self._refusal = error.with_(outcome=Outcome.NOT_SENT)
         self._room.wake()
-        with contextlib.suppress(IndexError):  # empty; another thread may be here too
+        with contextlib.suppress(IndexError):  # empty: another thread may have taken the last one
             while True:
                 self._records.popleft().fail(self._refusal.copy())
 
@@ -248,7 +249,8 @@ class ThreadQueue:
         busy = len(self._records) > BUSY * (now - self._last_take)
         self._last_take = now
         if not busy:
-            self._is_scheduled = False  # first: what arrives from now on is taken or schedules
+            # First, so that later records are taken by this call or schedule another one.
+            self._is_scheduled = False
         try:
             for _ in range(min(GROUP, len(self._records))):
                 record = self._next()
@@ -468,7 +470,7 @@ class ThreadQueue:
         finally:
             self.give_up()
             if ending := [topic_queue.task for topic_queue in self._topic_queues.values()]:
-                await asyncio.wait(ending)  # so that the report has their records
+                await asyncio.wait(ending)  # so that the report includes their records
 
     def _on_failure(self, error: KafkaError) -> None:
         """The producer has failed: nothing can be sent any more."""

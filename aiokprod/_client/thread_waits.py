@@ -41,7 +41,7 @@ class ThreadWaits:
         while True:
             turn = threading.Lock()
             turn.acquire()
-            self._turns.append(turn)  # before the look: a change after it calls `wake`
+            self._turns.append(turn)  # before the condition is read: a later change calls `wake`
             try:
                 if has_ended():
                     return True
@@ -57,7 +57,7 @@ class ThreadWaits:
 
     def wake(self) -> None:
         """Let all threads that wait look again. Does not block."""
-        for _ in range(len(self._turns)):  # not those that begin to wait again
+        for _ in range(len(self._turns)):  # excludes those that begin to wait again
             try:
                 turn = self._turns.popleft()
             except IndexError:  # a wait has ended by itself

@@ -44,7 +44,7 @@ class Transactions:
     """The transactional calls of one producer.
 
     Args:
-        calls: returns the `TransactionCalls` of the started producer, None if it has no
+        calls: returns the `TransactionCalls` of the started producer, or None if it has no
             transactions; raises if the producer cannot be used.
         max_block: limit in seconds for calls without a timeout.
         on_call: `Observer.on_transaction_call`.

@@ -50,7 +50,8 @@ class UnreadFailures:
             raise
 
     def _report(self) -> None:
-        self._is_scheduled = False  # first: what arrives from now on is taken or schedules
+        # First, so that failures that arrive later are taken by this call or schedule another one.
+        self._is_scheduled = False
         found: Counter[TopicPartition] = Counter()
         first: dict[TopicPartition, KafkaError] = {}
         while (error := self._next()) is not None:
@@ -80,5 +81,5 @@ class UnreadFailures:
     def _next(self) -> BaseException | None:
         try:
             return self._errors.popleft()
-        except IndexError:  # empty; another thread may be here too if the loop is closed
+        except IndexError:  # another thread may call this too if the loop is closed
             return None

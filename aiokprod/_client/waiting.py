@@ -103,7 +103,7 @@ class Waiting:
         return [topic for topic in self.topics if topic.stalled]
 
     def silent_s(self) -> float:
-        """The longest time for which something stalled has waited, 0 if nothing is stalled."""
+        """The longest time for which something stalled has waited, or 0 if nothing is stalled."""
         waits = [each.silent_s for each in self.stalled]
         waits += [each.silent_s for each in self.stalled_topics]
         return max(waits, default=0.0)
@@ -147,7 +147,7 @@ def waiting(runtime: Runtime, now: float) -> Waiting:
         _partition(runtime, batch, records[queue], now) for queue, batch in oldest.items()
     ]
     if any(partition.stalled for partition in partitions):
-        # An outage stalls its partitions one after the other; name all of them at once.
+        # Name all of them at once, although an outage stalls its partitions one after the other.
         partitions = [
             partition
             if partition.silent_s < _NEARLY * STALL_S

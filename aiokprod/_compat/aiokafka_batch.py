@@ -163,7 +163,7 @@ class BatchOutcome:
         self._error: KafkaError | None = None
 
     def on_delivery(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """The outcome of one record."""
+        """Count the outcome of one record, and settle the batch with the last one."""
         self._waiting -= 1
         if error is not None:
             self._error = self._error or error

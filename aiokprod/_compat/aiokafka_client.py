@@ -56,7 +56,7 @@ class ClusterMetadataView:
         return None if found is None else set(found.available)
 
     def leader_for_partition(self, partition: TopicPartition) -> int | None:
-        """Broker id of the leader; -1 if there is none, None if the partition is not known."""
+        """Broker id of the leader; -1 if there is none, or None if the partition is not known."""
         found = self._snapshot().topics.get(partition.topic)
         if found is None or not 0 <= partition.partition < len(found.partitions):
             return None

@@ -126,8 +126,8 @@ def _class_of_both(ours: type[KafkaError], other: type[Exception]) -> type[Kafka
 
 
 def as_theirs(error: KafkaError) -> KafkaError:
-    """An equal error that is also an instance of aiokafka's class. `error` itself if it is one
-    already, or if aiokafka has no such class."""
+    """Return a copy of `error` that is also an instance of the corresponding aiokafka class, or
+    `error` itself if it already is one or if aiokafka has no corresponding class."""
     other = their_class(error)
     if other is None or isinstance(error, other):
         return error

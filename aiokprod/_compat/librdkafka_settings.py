@@ -346,9 +346,9 @@ def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
     librdkafka's, so that keys stay in their partitions.
 
     Raises:
-        ConfigError: a setting is refused (the error has the reason), is given under two names, or
-            has an invalid value. Unknown names are kept, for `ProducerConfig.from_mapping` to
-            reject with the most similar name.
+        ConfigError: a setting is refused (the error text contains the reason), is given under two
+            names, or has an invalid value. Unknown names are kept, for
+            `ProducerConfig.from_mapping` to reject with the most similar name.
     """
     settings: dict[str, Any] = {}
     origin: dict[str, str] = {}

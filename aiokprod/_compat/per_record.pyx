@@ -36,7 +36,8 @@ cdef class FutureResults:
     cdef object convert
     cdef bint no_result
     cdef dict partitions
-    # These are cached from the last record, because the records of a batch follow each other.
+    # The next attributes are cached from the last record, because the records of a batch follow
+    # each other.
     cdef object topic
     cdef int partition
     cdef object number

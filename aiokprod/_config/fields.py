@@ -101,7 +101,7 @@ class Choice:
     """Checks that a setting is one of a few strings. Others may be known but not supported yet.
 
     Attributes:
-        any_case: values from a mapping may be in any case, like in Java.
+        any_case: values from a mapping may be in any case, as in Java.
     """
 
     names: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Producer settings of other clients, and the fields of `ProducerConfig` that replace them.
 
-Plain data. Names are in lower case with dots, like in properties files; aiokafka and kafka-python
+Plain data. Names are in lower case with dots, as in properties files; aiokafka and kafka-python
 write them with underscores. A name that is not listed and is spelled as a field, `linger.ms` for
 `linger_ms`, means the same here. None stands for a setting without a counterpart: an object that is
 passed to `Producer` instead, or nothing at all.
@@ -126,7 +126,7 @@ LIBRDKAFKA: Final[dict[str, str | None]] = {
     "ssl.engine.id": None,
     "ssl.engine.location": None,
     "ssl.key.pem": "ssl_keystore_key",
-    # The name is the same, but the file is PKCS#12 there and PEM here.
+    # The name is the same, but librdkafka reads a PKCS#12 file and aiokprod a PEM file.
     "ssl.keystore.location": None,
     "ssl.keystore.password": None,
     "ssl.providers": None,

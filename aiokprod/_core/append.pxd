@@ -44,7 +44,7 @@ cdef class Appender:
     cdef readonly bint calls_user
     cdef YieldQueue yield_queue
     cdef MemoryBudget memory
-    cdef int64_t pass_ms       # Unix time of the current loop pass
+    cdef int64_t pass_ms       # Unix time of the current iteration of the event loop
 
     cdef bint open_pass(self) except -1
     cdef int64_t timestamp_of(self, PyObject* stamp) except? -1

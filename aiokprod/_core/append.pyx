@@ -54,7 +54,7 @@ cdef class SubmitAwaitable:
     Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
     cdef object next_wait(self):
-        """A future to wait for, None if the caller may continue."""
+        """A future to wait for, or None if the caller may continue."""
         cdef YieldQueue queue = self.yield_queue
         if queue is None:
             return None
@@ -92,7 +92,8 @@ cdef class SubmitAwaitable:
 
 
 cdef PyObject* submit_next(PyObject* self) noexcept:
-    """`__next__` without the traceback that Cython adds to a StopIteration (1 µs)."""
+    """`__next__`, but without the traceback that Cython adds to a StopIteration, which would cost
+    1 µs."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
     if awaitable.yield_queue is not None:
         try:
@@ -135,7 +136,7 @@ cdef class AppendResult:
     """The result of `Appender.append`.
 
     Attributes:
-        delivery: handle of the appended record, None if it was not appended.
+        delivery: handle of the appended record, or None if it was not appended.
         over_quota: the slot of the partition whose broker has used up its share of the buffer, if
             the record was not appended because of that; None if the memory as a whole is short.
     """
@@ -153,7 +154,7 @@ cdef class Appender:
             argument of `append`, else None.
         slow_submit: the function that takes the records for which `submit` needs the slow path, and
             returns an awaitable of the `Delivery`. May raise WrongLoop.
-        unix_ms: the wall clock, read once per loop pass.
+        unix_ms: the wall clock, read once per iteration of the event loop.
         serializers: None accepts bytes only.
         hooks: None if there are neither interceptors nor plug-ins.
         partitioner: the function that chooses a partition, with the arguments of
@@ -285,8 +286,8 @@ cdef class Appender:
     cdef PyObject* find_topic(self, object topic) except? NULL:
         """The topic's `TopicSlot`; NULL if the fast path may append no record to the topic now."""
         # It is enough to compare threads, because the producer's loop runs in `self.thread`.
-        # Whether the loop is still running is checked only once per loop pass and every 64 records,
-        # because asyncio's check costs a system call.
+        # Whether the loop is still running is checked only once per iteration of the event loop and
+        # every 64 records, because asyncio's check costs a system call.
         if not self.enabled or PyThread_get_thread_ident() != self.thread:
             return NULL
         if type(topic) is not str or (not self.yield_queue.pass_open and not self.open_pass()):
@@ -343,7 +344,7 @@ cdef class Appender:
         except BaseException as error:
             if is_started and not is_serialized and isinstance(error, Exception):
                 failure = error  # the slow path raises it
-            elif not isinstance(error, MemoryError):  # else the slow path tries again
+            elif not isinstance(error, MemoryError):  # the slow path handles those
                 if self.reporter is not None:
                     self.reporter.refused(topic, partition, None, error)
                 raise
@@ -495,7 +496,7 @@ cdef class Appender:
         """Append a record and count its bytes; None if memory is short or it needs the slow path.
 
         Args:
-            reserved: bytes of the memory that are reserved for it, 0 if none.
+            reserved: bytes of the memory that are reserved for it, or 0 if none.
             permit: a granted `QuotaWaiter`, or None.
             result: if given, receives the slot whose broker is over its quota.
         """
@@ -551,7 +552,7 @@ cdef class Appender:
         has to begin again.
 
         Args:
-            charge: bytes counted for the record's handle, 0 if it has none.
+            charge: bytes counted for the record's handle, or 0 if it has none.
             reserved, permit, result: as in `append_slot`.
         """
         cdef PartitionSlot slot
@@ -586,7 +587,8 @@ cdef class Appender:
     # -- time -----------------------------------------------------------------------------------
 
     cdef bint open_pass(self) except -1:
-        """Called before the first record of a loop pass; False if the loop no longer runs."""
+        """Called before the first record of an iteration of the event loop; False if the loop no
+        longer runs."""
         if not self.yield_queue.is_running():
             return False
         self.pass_ms = self.unix_ms()
@@ -617,7 +619,8 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
 
     Counts as a coroutine function for `inspect` and `asyncio`, so that frameworks that run plain
     functions in threads await it on the loop. For the same reason the loop's debug mode refuses it
-    as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit` there.
+    as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit`
+    instead.
     """
     # The method `submit` of `Producer`, which is `self`.
     return submit_to(self, topic, value, key, partition, timestamp_ms, headers, on_delivery)

@@ -47,7 +47,7 @@ cdef extern from "Python.h":
     void PyErr_SetObject(object, object) noexcept
     void PyObject_GC_UnTrack(PyObject*) noexcept
 
-# These are for Python code; batch.pxd explains the states.
+# These constants are for Python code; batch.pxd explains the states.
 OPEN = S_OPEN
 SEALED = S_SEALED
 FINISHED = S_FINISHED
@@ -529,8 +529,8 @@ cdef class BatchCore:
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:
             self.waiters = [delivery]
-            # Its elements are not tracked by the garbage collector, so this list does not have to
-            # be tracked either.
+            # The elements of `waiters` are not tracked by the garbage collector, so the list does
+            # not have to be tracked either.
             PyObject_GC_UnTrack(<PyObject*>self.waiters)
         else:
             if (<Delivery>self.waiters[-1]).index > delivery.index:
@@ -648,7 +648,8 @@ cdef class Delivery:
         return (WaitExpired if self.is_expired else CancelledError)(self._cancel_message)
 
     def result(self):
-        """Its RecordMetadata; raises the record's error, CancelledError or InvalidStateError."""
+        """The RecordMetadata of the record; raises the record's error, CancelledError or
+        InvalidStateError."""
         cdef int32_t index = self.index
         cdef BatchCore core
         if self.is_cancelled:
@@ -661,7 +662,8 @@ cdef class Delivery:
         raise InvalidStateError("the record has no outcome yet")
 
     def exception(self):
-        """Its error, None if acknowledged; raises CancelledError or InvalidStateError."""
+        """The error of the record, or None if acknowledged; raises CancelledError or
+        InvalidStateError."""
         cdef int32_t index = self.index
         cdef BatchCore core
         if self.is_cancelled:

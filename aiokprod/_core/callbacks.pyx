@@ -2,9 +2,9 @@
 """Callbacks of deliveries: one entry in the loop's queue for all of a batch, and their contexts.
 
 A `call_soon` for each of them would cost as much as the callbacks themselves. They run in the same
-pass and order as with separate entries.
+iteration of the event loop, and in the same order, as with separate entries.
 
-Each callback runs in a separate copy of the context in which it was registered, like with
+Each callback runs in a separate copy of the context in which it was registered, as with
 `loop.call_soon`. Most callbacks of a batch are registered in equal contexts, and most do not change
 theirs. Therefore a copy is shared in two places:
 
@@ -145,7 +145,8 @@ cdef class Callbacks:
         return False
 
     cdef int schedule(self) except -1:
-        """Schedule the callbacks for the next pass. Never raises: tasks would not be woken."""
+        """Schedule the callbacks for the next iteration. Never raises, because then tasks would not
+        be woken."""
         cdef int _attempt
         if not self.pending():
             return 0

@@ -17,7 +17,7 @@ cdef enum:
     LEAST_LOG2 = -30           # and a step is at least this long: a deadline is divided by it
     CHECKED_ABOVE = 1 << 30    # s; a larger int may be too large for a float
     FEWEST = 64                # handles of a timer before the first removal
-    SLICE = 1024               # records that expire in one pass of the loop
+    SLICE = 1024               # records that expire in one iteration of the event loop
 
 
 cdef class _Timer:
@@ -38,7 +38,7 @@ cdef class _Timer:
         return 0
 
     def __call__(self):
-        """End the waits. If a signal handler raises, the others end in the next pass."""
+        """End the waits. If a signal handler raises, the others end in the next iteration."""
         cdef Delivery delivery
         cdef Py_ssize_t stop
         if self.owner is None:  # made without `Deadlines`

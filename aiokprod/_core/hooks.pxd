@@ -45,7 +45,7 @@ cdef class HookedRecord:
     cdef public object headers
     cdef readonly Py_ssize_t interceptors_called
     cdef readonly Py_ssize_t plugins_called
-    cdef list tokens          # of each plug-in, None for no token; None if there are none
+    cdef list tokens          # of each plug-in, or None for no token; None if there are none
 
 
 cdef class SentRecord:

@@ -29,7 +29,7 @@ cdef class InterceptorCalls:
 
     Args:
         interceptors: the objects.
-        headers_wanted: for each interceptor, True if its `on_acknowledgement` has a parameter
+        headers_wanted: for each interceptor, whether its `on_acknowledgement` has a parameter
             `headers`.
         record_type: the class of records, a dataclass with slots.
     """
@@ -363,7 +363,7 @@ cdef class HookCalls:
 cdef class HookedRecord:
     """A record that interceptors or plug-ins may have seen and that is not in a batch yet.
 
-    If it was not reported before, it is reported as failed when this object is deleted, for example
+    If it has not been reported when this object is deleted, it is reported as failed, for example
     with a coroutine that is cancelled before it runs.
 
     Attributes:
@@ -376,7 +376,8 @@ cdef class HookedRecord:
     """
 
     def append_headers(self, key, value, headers):
-        """Call `on_append` of the plug-ins, unless it was called before; the headers to send."""
+        """Call `on_append` of the plug-ins, unless that was already done, and return the headers to
+        send."""
         if self.plugins_called or self.hooks is None:
             return self.headers
         return self.hooks.call_plugins(self, key, value, headers)

@@ -11,7 +11,7 @@ cdef char* write_header_pairs(char* p, object headers) except NULL
 
 
 cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
-    """Length of bytes, -1 for None, -2 for anything else."""
+    """Length of bytes; -1 for None, and -2 for anything else."""
     if PyBytes_CheckExact(<object>data):
         return PyBytes_GET_SIZE(<object>data)
     return -1 if data is <PyObject*>None else -2

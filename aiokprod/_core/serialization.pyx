@@ -56,7 +56,8 @@ cdef class FieldSerializer:
 
     cdef object serialize(self, str topic, object headers, object data):
         """Like `convert`, for data that are not returned unchanged."""
-        # [0] is left free: vectorcall lets the called function store another argument there.
+        # [0] is left free, because vectorcall lets the called function store another argument in
+        # it.
         cdef PyObject* arguments[4]
         cdef size_t count = 3
         cdef PyObject* found
@@ -113,8 +114,8 @@ cdef class SerializedRecord:
         return self.has_value and is_payload(self.key) and is_payload(self.value)
 
     def take_failure(self):
-        """The error of a serializer, None if none failed. Returned once, so that the object is not
-        part of a reference cycle with the error's traceback."""
+        """The error of a serializer, or None if none failed. Returned once, so that the object is
+        not part of a reference cycle with the error's traceback."""
         failure, self.failure = self.failure, None
         return failure
 

@@ -14,7 +14,7 @@ cdef class PartitionSlot:
     while a change is incomplete.
 
     Attributes:
-        core: the open batch, None if there is none.
+        core: the open batch, or None if there is none.
         reserved_bytes: bytes of the partition's closed batches. They are also counted for the
             broker that leads the partition (`follow`).
         opened: number of batches opened so far.

@@ -9,9 +9,9 @@ cdef enum:
 
 
 cdef class YieldQueue:
-    # -- current loop pass
-    cdef bint pass_open        # a record was appended in this pass
-    cdef bint overrun          # the time slice of this pass is over
+    # -- current iteration of the event loop
+    cdef bint pass_open        # a record was appended in this iteration
+    cdef bint overrun          # the time slice of this iteration is over
     cdef double slice_start
     cdef double slice_length
     cdef int since_check       # records since the clock was read

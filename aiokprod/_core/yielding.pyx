@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Fairness between tasks that submit records: which of them continue in this pass of the loop.
+"""Fairness between tasks that submit records: which of them continue in this event-loop iteration.
 
-A task that keeps submitting after the pass's time slice is over waits in a queue. In each of the
-next passes a group of the queued tasks continues. If all of them continued in the next pass,
-thousands of tasks would make it last as long as all their records take, and the sockets of brokers
-would be served only once in that time.
+A task that keeps submitting after the time slice of the iteration is over waits in a queue. In each
+of the next iterations a group of the queued tasks continues. If all of them continued in the next
+iteration, thousands of tasks would make it last as long as all their records take, and the sockets
+of brokers would be served only once in that time.
 """
 
 from asyncio import current_task
@@ -46,15 +46,16 @@ cdef bint has_monotonic_clock(object loop) except -1:
 cdef class YieldQueue:
     """Decides which tasks have to wait, and resumes them group by group.
 
-    The time slice of a loop pass begins with its first record and lasts `slice_length` seconds. The
-    clock is read with every 64th record only, because reading it costs more than an append. Once
-    the slice is over, a task has to wait if it submits its second record in a row; a task that
-    submits one record in a pass never waits.
+    The time slice of an iteration of the event loop begins with its first record and lasts
+    `slice_length` seconds. The clock is read with every 64th record only, because reading it costs
+    more than an append. Once the slice is over, a task has to wait if it submits its second record
+    in a row; a task that submits one record in an iteration never waits.
 
     The next group is half as large if this one used the loop for longer than `LONG` seconds (of
     `stopwatch`), else twice as large, but never so small that a task waits for more than `ROUND`
-    passes. Time used by other tasks of the pass does not count. While a quarter of the memory is in
-    use the group stays small: a resumed task that finds no memory has to wait again, and longer.
+    iterations. Time used by other tasks of the iteration does not count. While a quarter of the
+    memory is in use the group stays small: a resumed task that finds no memory has to wait again,
+    and longer.
 
     A signal handler may raise between any two steps, so `scheduled` is separate from the queue:
     the next `join` schedules a release that was not scheduled because of an exception.
@@ -77,10 +78,10 @@ cdef class YieldQueue:
         return len(self.line)
 
     def slice_is_over(self):
-        """True if appends have used the loop for longer than a time slice in this pass."""
+        """True if appends have used the loop for longer than a time slice in this iteration."""
         return self.pass_open and self.slice_over()
 
-    # -- current loop pass ----------------------------------------------------------------------
+    # -- current iteration ----------------------------------------------------------------------
 
     cdef int open_pass(self) except -1:
         # `pass_open` is set last: if `clock` or `call_soon` raises, no `close_pass` is scheduled.
@@ -92,7 +93,7 @@ cdef class YieldQueue:
         return 0
 
     def close_pass(self):
-        """Runs once per loop pass with appends."""
+        """Runs once per iteration of the event loop with appends."""
         self.pass_open = False
 
     cdef double now(self) except? -1:
@@ -132,7 +133,7 @@ cdef class YieldQueue:
 
     cdef bint is_greedy(self) except -1:
         """True if the running task has submitted `FREE_RECORDS` in a row after the end of the
-        slice, and has not waited in this pass."""
+        slice, and has not waited in this iteration."""
         if self.allowance > 0:
             self.allowance -= 1
             return False
@@ -173,7 +174,7 @@ cdef class YieldQueue:
         self.began = self.stopwatch()
 
     def release(self):
-        """Runs directly after a group, once per loop pass while tasks wait."""
+        """Runs directly after a group, once per iteration of the event loop while tasks wait."""
         self.scheduled = False
         try:
             self.resize()
@@ -187,7 +188,8 @@ cdef class YieldQueue:
 
     cdef int resize(self) except -1:
         cdef Py_ssize_t waiting = len(self.line)
-        # It is not lowered while tasks wait: otherwise the last one could wait for more passes.
+        # `least` is not lowered while tasks wait: otherwise the last one could wait for more
+        # iterations.
         self.least = max(self.least, -(-waiting // ROUND))
         if <double>self.stopwatch() - self.began > LONG:
             self.group = max(1, self.group // 2)
@@ -201,6 +203,6 @@ cdef class YieldQueue:
     cdef int resume_group(self) except -1:
         for _ in range(min(self.group, len(self.line))):
             place = self.line.popleft()
-            if not place.done():  # else its task was cancelled
+            if not place.done():  # done if its task was cancelled
                 place.set_result(None)
         return 0

@@ -23,7 +23,7 @@ class ClientResponse(Protocol):
     def node_id(self) -> int: ...
     @property
     def version(self) -> int:
-        """API version that was used, -1 if none could be chosen."""
+        """API version that was used, or -1 if none could be chosen."""
 
     @property
     def body(self) -> Any:

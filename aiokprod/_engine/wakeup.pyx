@@ -34,7 +34,7 @@ cdef class WakeupEvent:
     cdef double deadline    # handle of the current wait
     cdef object timer
     cdef double timer_at
-    # The callback of the waiting task, like in a future; None without a waiter.
+    # The callback of the waiting task, as in a future; None without a waiter.
     cdef object waiter
     cdef object context
     cdef bint scheduled     # `deliver` is in the loop's queue
@@ -48,7 +48,7 @@ cdef class WakeupEvent:
         self.deadline = self.timer_at = INFINITY
 
     def set(self):
-        """Let the waiter run in the next pass of the loop. Idempotent and cheap."""
+        """Let the waiter run in the next iteration of the event loop. Idempotent and cheap."""
         self.flag = True
         self.schedule()
 

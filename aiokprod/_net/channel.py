@@ -318,11 +318,11 @@ class KafkaChannel:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
         except AuthenticationError as error:
-            # Drop the traceback: `data` in its frames has the secret if the broker returns it.
+            # Drop the traceback: `data` in its frames contains the secret if the broker returns it.
             self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
         except KafkaError as error:
             if self.state is State.AUTHENTICATING:
-                error.__traceback__ = error.__context__ = None  # see above
+                error.__traceback__ = error.__context__ = None  # they too contain the secret
             self.fail(CloseReason.PROTOCOL, self._named(error))
 
     def receive_eof(self, cause: Exception | None = None) -> None:
@@ -349,7 +349,7 @@ class KafkaChannel:
         error: KafkaError = Disconnected(f"{self.peer}: {how}")
         # In TLS 1.3 the handshake is complete for the client before the broker has checked its
         # certificate, so a broker rejects the certificate after the connection seems to be
-        # established.
+        # established. Report that as an authentication failure.
         refused = None if cause is None or not self.preparing else tls_failure(cause, self.peer)
         if refused is not None:
             reason, error = CloseReason.AUTH_FAILED, refused
@@ -391,7 +391,8 @@ class KafkaChannel:
         self.in_flight.add(request)
         self.counters.requests_sent += 1
         self._unsent.append(request)
-        # CPython 3.12+ turns an empty chunk left behind by a partial write into a busy loop.
+        # Leave out empty chunks: CPython 3.12+ turns one left behind by a partial write into a busy
+        # loop.
         self._outgoing.extend(filter(len, chunks))
         return request
 

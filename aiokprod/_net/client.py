@@ -39,8 +39,8 @@ _COORDINATOR_IDS: Final = -1_000_000
 those of the bootstrap addresses (-1, -2, …)."""
 
 _CANCEL_GRACE: Final = 0.1
-"""Seconds after the deadline that cancelled dial tasks have to end, which takes some passes of the
-loop."""
+"""Seconds after the deadline that cancelled dial tasks have to end, which takes some iterations of
+the event loop."""
 
 
 class NetworkClient:
@@ -355,8 +355,8 @@ class NetworkClient:
     def connection_ready(self, connection: Connection) -> None:
         """ConnectionOwner: the connection accepts requests."""
         self.log.connected(connection)
-        # This is not called for a retired connection: if it was not READY at that time, it was
-        # closed.
+        # The connection is the current one of its node: this is never called for a retired
+        # connection, because a connection that is retired before it is READY is closed.
         self._states.ready(connection.node_id, self._loop.time())
         counters = connection.channel.counters
         counters.connections += 1
@@ -376,8 +376,8 @@ class NetworkClient:
         """
         now = self._loop.time()
         until = now + seconds
-        # The broker reads nothing before that time; several responses may contain the same throttle
-        # time.
+        # The broker reads nothing until then, so the deadlines of requests in flight are postponed,
+        # but only by the additional time: several responses may report the same throttling.
         longer = until - max(connection.throttled_until, now)
         if longer > 0:
             connection.throttled_until = until
@@ -420,8 +420,8 @@ class NetworkClient:
             )
         if error is not None and not self._closed:
             self.log.closed(connection, reason, error, now)
-            # An idle close says nothing about the cluster. A metadata refresh because of it would
-            # open a connection again, which becomes idle again, and so on.
+            # An idle close says nothing about the cluster, so it does not request metadata: that
+            # would open a connection again, which would become idle again, and so on.
             if not own_wish:
                 self._on_disconnect(node_id, error)
         self._on_wakeup()

@@ -43,8 +43,9 @@ TIMER_SLACK: Final = 0.001
 """Seconds. uvloop rounds timers to a millisecond; a deadline that is closer counts as reached."""
 
 _QUIET_PASSES: Final = 2
-"""Passes of the loop without a read before a timeout is applied. One is not enough: asyncio runs
-callbacks queued earlier before the reads of the same pass, uvloop runs timers before it polls."""
+"""Iterations of the event loop without a read before a timeout is applied. One is not enough:
+asyncio runs callbacks that were queued earlier before the reads of the same iteration, and uvloop
+runs timers before it polls."""
 
 _STALL: Final = 0.1
 """Seconds; if a timer fires later than this, the loop was blocked."""
@@ -54,8 +55,8 @@ _STALL_GRACE: Final = 1.0
 may still have been in the write buffer. Each request gets it once, so that every request ends."""
 
 _MAX_PASSES: Final = 64
-"""Maximum number of passes before a timeout is applied: 64 reads of 256 KiB are the largest frame
-of the default configuration."""
+"""Maximum number of iterations before a timeout is applied: 64 reads of 256 KiB are the largest
+frame of the default configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +295,11 @@ class Connection(asyncio.Protocol):
         if self.channel.closed:
             transport.abort()
             return
-        # With a limit of 0, a paused protocol means that the last request is not completely
+        # The limit is 0, so that a paused protocol means that the last request is not completely
         # written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
-        # Like in Java, the request timeout applies to ApiVersions, the setup timeout to SASL.
+        # As in Java, the request timeout applies to ApiVersions, the setup timeout to SASL.
         deadline = max(self.setup_deadline, now + self._request_timeout)
         self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
         self._arm(deadline)
@@ -307,7 +308,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
         if self.channel.state is not State.AUTHENTICATING:
-            # Re-authentication does not keep an unused connection alive.
+            # Do this only outside a re-authentication, which must not keep an unused connection
+            # alive.
             self._last_activity = now
         self._reads += 1
         try:
@@ -349,14 +351,15 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> bool:
         """Write the output of the channel; True if the transport has written all of it."""
         transport = self._transport
-        # Requests that are not written here end in `connection_lost` as not written.
+        # Requests that are not written because of this end in `connection_lost` as not written.
         if transport is None or transport.is_closing():
             return False
         try:
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
-            # Drop the traceback: variables in its frames have the bytes, possibly with credentials.
+            # Drop the traceback: local variables in its frames hold the bytes, which may include
+            # credentials.
             error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
@@ -392,8 +395,8 @@ class Connection(asyncio.Protocol):
                         self._work(event)
                     else:
                         self._close(event)
-                # Last, because the response before it may ask the client to wait. Without a call
-                # in most passes.
+                # This check is last, because the response before it may ask the client to wait.
+                # Because of `held`, it calls nothing in most iterations.
                 if not (channel.held and channel.reauthentication_due):
                     break
                 if not self._reauthenticate():

@@ -1,8 +1,9 @@
 """Logs the events of one client's connections, and limits the number of messages.
 
 A broker that restarts ends every connection to it, and one that cannot be reached is dialled about
-once a second. Neither is logged above DEBUG for a broker that was connected before; if records wait
-because of it, `DeliveryWatch` warns. Other problems are logged as WARNING, at most one in 30 s.
+once a second. Neither is logged above DEBUG for a broker that was connected earlier; if records
+wait because of it, `DeliveryWatch` warns. Other problems are logged as WARNING, at most one in 30
+s.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class ClusterConnectionStates:
         return self._setup.after(self._setup_failures.get(name, 0), self._rng)
 
     def address(self, node_id: int) -> Address | None:
-        """The address to dial, None if the name must be looked up first."""
+        """The address to dial, or None if the name must be looked up first."""
         record = self._record(node_id)
         if record.index >= len(record.addresses):
             return None

@@ -21,8 +21,8 @@ class DialTasks:
     """Starts, names, cancels and awaits dial tasks.
 
     Args:
-        on_end: called when the task of a connection has ended for any reason; a failure was
-            reported to the connection before.
+        on_end: called when the task of a connection has ended for any reason; a failure has already
+            been reported to the connection.
         tls: None for listeners without TLS.
     """
 
@@ -117,7 +117,7 @@ def _clear_frames(error: BaseException) -> None:
     rest: list[BaseException | None] = [error]
     while rest:
         one = rest.pop()
-        # A chain may have a cycle, or more links than the interpreter has stack frames.
+        # A chain may contain a cycle, or too many links for a recursive function.
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))

@@ -81,7 +81,7 @@ class TcpDialer:
                 transport, protocol = await loop.create_connection(protocol_factory, sock=sock)
                 sock = None
                 return transport, protocol
-            # DNS accepts a trailing dot, certificates never contain one.
+            # Remove a trailing dot: DNS accepts it, but certificates never contain one.
             name = (server_hostname or "").rstrip(".")
             secured = TlsTransport(tls, name, protocol_factory)
             try:

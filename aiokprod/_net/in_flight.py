@@ -21,12 +21,12 @@ class Response:
 
     Attributes:
         node_id: the node to which the request was to be sent.
-        version: API version that was used, -1 if none could be chosen.
+        version: API version that was used, or -1 if none could be chosen.
         body: decoded response message; None on errors and for requests without a response.
         error: the reason why there is no body; every request has a separate instance.
         maybe_written: any byte of the request may have reached the broker.
         latency: seconds from the call of `send` to completion.
-        throttle_ms: the broker's throttle time, 0 if none.
+        throttle_ms: the broker's throttle time, or 0 if none.
     """
 
     node_id: int
@@ -122,14 +122,14 @@ class InFlightRequests:
         return requests
 
     def earliest_deadline(self) -> float | None:
-        """The earliest deadline of a request, None if there are none. O(in flight)."""
+        """The earliest deadline of a request, or None if there are none. O(in flight)."""
         return min((request.deadline for request in self._requests), default=None)
 
     def excuse(self, now: float, until: float) -> bool:
         """Move the deadlines of overdue requests to `until`, once for each request.
 
         Returns:
-            False if the deadline of an overdue request was moved before; then none is moved.
+            False if the deadline of an overdue request has already been moved; then none is moved.
         """
         overdue = [request for request in self._requests if request.deadline <= now]
         if any(request.excused for request in overdue):

@@ -34,9 +34,9 @@ def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
     """Decode an ApiVersions response.
 
     A broker that does not support the version of the request responds in version 0 (KIP-511); other
-    errors have the version of the request. After UNSUPPORTED_VERSION the list is only a hint: if it
-    can be decoded in neither version (librdkafka's mock brokers mix both), the response counts as
-    one without a list.
+    error responses use the version of the request. After UNSUPPORTED_VERSION the list is only a
+    hint: if it can be decoded in neither version (librdkafka's mock brokers mix both), the response
+    counts as one without a list.
     """
     if version == 0 or bytes(body[:2]) != _UNSUPPORTED_VERSION_BYTES:
         return ApiVersionsResponse.decode(body, version)

@@ -94,8 +94,8 @@ class TlsContexts:
     def _current(self) -> ssl.SSLContext:
         signature = self._sign()
         if self._context is None or signature != self._signature:
-            # Two connections may build a context at the same time. This is harmless, and it avoids
-            # a lock that is held during file access.
+            # Without a lock, two connections may build a context at the same time. That is
+            # harmless, while a lock would be held during file access.
             self._context, self._signature = self._build(), signature
         return self._context
 
@@ -148,7 +148,8 @@ class TlsContexts:
             context.load_cert_chain(
                 chain_file or config.ssl_keystore_location or "",
                 key_file or config.ssl_key_location,
-                # Without a password OpenSSL would ask for one at the terminal.
+                # A function that fails, because OpenSSL would ask for a missing password at the
+                # terminal.
                 _no_password if password is None else password,
             )
 

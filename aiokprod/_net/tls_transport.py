@@ -30,7 +30,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     that is connected when the handshake is complete.
 
     `write` and `writelines` pass the bytes to the plain transport. Renegotiation (TLS 1.2 and
-    older) is not supported, like in Java's client. `close` sends close_notify and does not wait for
+    older) is not supported, as in Java's client. `close` sends close_notify and does not wait for
     that of the broker: all earlier bytes were passed to the plain transport, which delivers them.
 
     Args:
@@ -81,8 +81,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self.abort()
             raise
         finally:
-            # The traceback of its exception refers to this frame, and `self` to the future: each
-            # failed handshake would leave a cycle that holds a socket.
+            # Drop the future. The traceback of its exception refers to this frame, and `self` to
+            # the future, so each failed handshake would leave a reference cycle that holds a
+            # socket.
             self._connected = None
 
     # -- transport interface, called by the protocol ----------------------------------------------
@@ -134,8 +135,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self.is_closing():
             return
         self._closing = True
-        # Close without waiting for the broker's close_notify. `unwrap` has written ours to the
-        # outgoing bytes.
+        # Do not wait for the broker's close_notify: when `unwrap` raises, it has already written
+        # ours to the outgoing buffer.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._write_ciphertext()
@@ -214,7 +215,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         else:
             # Write the first request together with the client certificate. A broker that rejects
             # the certificate resets the connection. A separate write could then fail, and a failed
-            # write drops received data that was not read: the alert with the reason.
+            # write drops received data that has not been read, which contains the alert with the
+            # reason.
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
             self._write_ciphertext()
@@ -224,7 +226,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _fail_connecting(self, error: Exception) -> None:
         waiting = self._connected
         if waiting is not None and not waiting.done():
-            # The error may never be retrieved, and must not keep frames of this object alive.
+            # Drop the traceback: the error may never be retrieved, and must not keep frames of this
+            # object alive.
             waiting.set_exception(error.with_traceback(None))
             waiting.exception()  # mark it as retrieved, because a cancelled dial does not
 

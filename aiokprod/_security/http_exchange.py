@@ -168,7 +168,7 @@ class HttpExchange:
         raise failure
 
     def _own(self, one: socket.socket) -> None:
-        """Store the socket for `abort`. Shut it down now if `abort` was called before."""
+        """Store the socket for `abort`. Shut it down now if `abort` was already called."""
         with self._lock:
             self._socket = one
             if self._aborted:

@@ -121,7 +121,7 @@ class JwtBearerTokens:
         if self._assertion is not None:
             assertion = await revealed(self._assertion)
         else:
-            # Signing with RSA takes milliseconds, reading a file may take longer.
+            # Use a thread: signing with RSA takes milliseconds, and reading a file may take longer.
             loop = asyncio.get_running_loop()
             assertion = (await loop.run_in_executor(None, self._signed)).reveal()
         return TokenRequest({**self._form, "assertion": assertion.strip()})

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER: Final = 1 << 20
 _REFRESH_AT: Final = 0.8
-"""Fraction of a token's lifetime after which a new one is fetched, like in Java."""
+"""Fraction of a token's lifetime after which a new one is fetched, as in Java."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,8 @@ class TokenEndpoint:
         return Secret(token), lifetime if 0 < lifetime < math.inf else 0.0
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # A lock belongs to a loop and a request to a process; a token must not be pickled.
+        # Leave out the lock, which belongs to a loop, the request, which belongs to a process, and
+        # the token, which must not be pickled.
         return self._host, self._port, self._path, self._tls, self._timeout, self._clock
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

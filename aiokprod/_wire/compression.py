@@ -214,7 +214,8 @@ class _CramjamLz4:
         self._error: type[Exception] = DecompressionError
 
     def compress(self, data: BytesLike, level: int | None) -> bytes:
-        # cramjam's one-shot call writes dependent blocks, which brokers reject (KIP-57).
+        # Use a stream, because cramjam's one-shot call writes dependent blocks, which brokers
+        # reject (KIP-57).
         stream = self._lz4.Compressor(level=level, block_linked=False, content_checksum=False)
         stream.compress(bytes(data))
         return bytes(stream.finish())

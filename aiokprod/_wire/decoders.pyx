@@ -244,8 +244,8 @@ cdef class ArrayDecoder(SizedDecoder):
     cdef object null
 
     def __init__(self, int width, bint nullable, Decoder element not None):
-        # In responses with an error code, some brokers send null for arrays that are not nullable.
-        # Rejecting the null would hide the error code.
+        # Accept null for every array: in responses with an error code, some brokers send null for
+        # arrays that are not nullable. Rejecting it would hide the error code.
         super().__init__(width, True)
         self.element = element
         self.null = None if nullable else ()

@@ -17,7 +17,7 @@ class Message(Struct):
     """A request or response body.
 
     Attributes:
-        api_key: number of the API, -1 for headers.
+        api_key: number of the API, or -1 for headers.
         min_version: oldest version this package encodes and decodes.
         max_version: newest version this package encodes and decodes.
         flexible_version: first version with compact lengths and tagged fields, or None.

@@ -1,15 +1,15 @@
-"""Declaration of messages as dataclasses, whose fields have a wire type and versions.
+"""Declares messages as dataclasses. Each field has a wire type and the versions in which it exists.
 
     @dataclass(frozen=True, slots=True)
     class PartitionProduceData(Struct):
         index: int = int32()
         records: Records | None = records()
 
-A declaration has the same parts as a row of Kafka's message schema: wire type, versions in which
-the field exists, versions in which it may be null, default, tag. Versions are written in Kafka's
-notation: ``"3+"``, ``"0-12"``, ``"4"``. Fields without an explicit default have the default of
-Java: 0, False, "", zero UUID, empty array. `decode_plan` and `encode_plan` build decoders and
-encoders from the declarations.
+The declaration of a field has the same parts as a field in Kafka's JSON message definitions: wire
+type, versions in which the field exists, versions in which it may be null, default, tag. Versions
+are written in Kafka's notation: ``"3+"``, ``"0-12"``, ``"4"``. Fields without an explicit default
+use Java's default: 0, False, "", zero UUID, empty array. `decode_plan` and `encode_plan` build
+decoders and encoders from the declarations.
 
 Source: Kafka `clients/src/main/resources/common/message/README.md`.
 """

@@ -1,6 +1,6 @@
 """Metrics as an OpenTelemetry `MetricsData` message, for PushTelemetry (KIP-714).
 
-It contains only gauges and sums of numbers, like the messages of the Java clients. Like in Google's
+It contains only gauges and sums of numbers, like the messages of the Java clients. As in Google's
 library, fields are written in the order of their numbers and without defaults.
 
 Source: opentelemetry/proto/metrics/v1/metrics.proto.

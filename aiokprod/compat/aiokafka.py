@@ -119,9 +119,9 @@ class AIOKafkaProducer:
         defaults: "aiokprod" uses aiokprod's defaults for arguments that are not given (acks="all",
             idempotence, larger batches); one log record with level WARNING lists the differences.
             "aiokafka" uses those of aiokafka.
-        loop, api_version: deprecated and ignored, like in aiokafka.
+        loop, api_version: deprecated and ignored, as in aiokafka.
         settings: settings that only aiokprod has, such as `buffer_memory` or `plugins`.
-        Others: see aiokafka. Arguments that are given have the same meaning as there.
+        Others: see aiokafka. Arguments that are given have the same meaning as in aiokafka.
 
     Raises:
         ConfigError (a ValueError): an argument is invalid, or aiokprod has no equivalent; the
@@ -211,8 +211,8 @@ class AIOKafkaProducer:
         self._in_transaction = False
         self._loop = loop
         self._timeout = translated.settings.get("max_block_ms", 60_000) / 1000
-        # This holds no reference to `self`, so that a producer that is dropped without `stop` can
-        # be collected.
+        # The partial holds no reference to `self`, so that a producer that is dropped without
+        # `stop` can be collected.
         self._create = functools.partial(
             Producer[bytes, bytes],
             partitioner=None if partitioner is None else KeyPartitioner(partitioner),
@@ -224,12 +224,12 @@ class AIOKafkaProducer:
         self._started = False
         self._start_lock = asyncio.Lock()
         self.producer: Producer[bytes, bytes] = self._create()
-        # The same address twice is one connection.
+        # Count each address once, because the same address twice is one connection.
         self._watch.servers = len(set(self.producer._config.bootstrap_addresses()))
         environment = self.producer._environment
         self._unix_ms = environment.unix_ms
         self._partitioner = KeyPartitioner(partitioner or murmur2_or_random(environment.rng))
-        # This must not refer to `self`, which would keep an unclosed producer alive.
+        # The functions below must not refer to `self`, which would keep an unclosed producer alive.
         watch = self._watch
         self.client = ClientView(
             bootstrap_servers if isinstance(bootstrap_servers, str) else list(bootstrap_servers),
@@ -275,7 +275,7 @@ class AIOKafkaProducer:
             ProducerClosed: `stop` was called.
             Others: see `aiokprod.Producer.start`.
 
-        Cancellation closes the connections, unless the producer was started before.
+        Cancellation closes the connections, unless the producer was already started.
         """
         async with self._start_lock:
             self._check_open()
@@ -321,7 +321,7 @@ class AIOKafkaProducer:
     async def stop(self) -> None:
         """Send the pending records and close all connections; idempotent.
 
-        Waits until every record has its outcome. `producer.drain_report` has the numbers.
+        Waits until every record has its outcome. `producer.drain_report` contains the numbers.
         """
         if self._closed:
             return

@@ -202,8 +202,8 @@ class AIOProducer:
         environment: network and clock, for tests.
 
     Raises:
-        ConfigError: a setting is refused, unknown or invalid; the message has the reason. One log
-            record with level WARNING names the settings that have no effect.
+        ConfigError: a setting is refused, unknown or invalid; the message contains the reason. One
+            log record with level WARNING names the settings that have no effect.
 
     `producer` is the `aiokprod.Producer` that sends the records.
     """

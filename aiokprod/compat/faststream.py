@@ -213,7 +213,8 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
             batches. None, or a future with it, for no messages.
 
         Raises:
-            KafkaError: a message failed. `results` of the error has the outcome of every message.
+            KafkaError: a message failed. `results` of the error contains the outcome of every
+                message.
             BatchBufferOverflowException: the broker has an explicit `max_batch_size`, and the
                 messages exceed it; nothing was sent.
         """
@@ -287,10 +288,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     async def _encoded(
         self, bodies: Sequence[Any]
     ) -> tuple[list[bytes], list[str | None] | None, int]:
-        """The bytes of each body; their content types, None if no body has one; their total
+        """The bytes of each body; their content types, or None if no body has one; their total
         length."""
         codec, serializer = self.codec, self.serializer
-        if type(codec) is DefaultCodec:  # this saves a coroutine for each body
+        if type(codec) is DefaultCodec:  # encoding here saves a coroutine for each body
             size = size_of_bytes(bodies)
             if size >= 0:
                 return list(bodies), None, size

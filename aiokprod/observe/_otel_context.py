@@ -62,7 +62,7 @@ class HeaderInjector:
     def added(
         self, context: Context, span: SpanContext, headers: tuple[Header, ...]
     ) -> tuple[Header, ...]:
-        """The headers and those of the context; the same headers if they have a traceparent.
+        """The headers and those of the context; the same headers if they contain a traceparent.
 
         Args:
             span: the span of the context.

@@ -66,8 +66,8 @@ class Telemetry:
     """A plug-in that propagates the trace context, creates spans and records metrics.
 
     Use one object for each producer. Without an active span nothing is done for a record. With one,
-    the record gets the headers of the propagator (traceparent, tracestate, baggage), unless it has
-    a traceparent already. Spans are created only if the active span is sampled.
+    the record gets the headers of the propagator (traceparent, tracestate, baggage), unless it
+    already contains a traceparent. Spans are created only if the active span is sampled.
 
     Args:
         tracer_provider, meter_provider: None uses the global ones.
@@ -232,7 +232,7 @@ class Telemetry:
         attributes: dict[str, Any],
         error: KafkaError | None,
     ) -> None:
-        """A span that ends now, as a child of the first context and with links to all."""
+        """Create a span that ends now, as a child of the first context and with links to all."""
         distinct: dict[int, SpanContext] = {}
         for context in contexts:
             distinct.setdefault(context.span_id, context)

@@ -248,7 +248,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 class _Fixed(Collector):
-    """Returns families that were collected before."""
+    """Returns families that have already been collected."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = families

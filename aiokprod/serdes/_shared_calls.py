@@ -82,7 +82,7 @@ class SharedCalls(Generic[K, R]):
         )
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # Calls belong to a loop of this process.
+        # Leave out the calls, which belong to a loop of this process.
         return self._limit, self._keeps_running, self._describe
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -143,9 +143,8 @@ class SharedCalls(Generic[K, R]):
             call.waiters.pop(waiter, None)
             if not call.waiters and not self._keeps_running:
                 call.cancel()  # has no effect if it has ended
-                self._forget(
-                    self._calls(asyncio.get_running_loop()), key, call
-                )  # the next task begins a new one
+                # The next task that needs this result begins a new call.
+                self._forget(self._calls(asyncio.get_running_loop()), key, call)
         if isinstance(answer, RepeatableProblem):
             raise answer.copy()
         return answer

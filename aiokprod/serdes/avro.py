@@ -82,7 +82,7 @@ class AvroSerializer(SchemaSerializer):
             framing=framing,
         )
         fastavro = extra("fastavro", "fastavro", "registry", "AvroSerializer")
-        # Java and confluent-kafka write it without a length.
+        # Java and confluent-kafka write a value of this schema without a length.
         self._only_bytes = (
             isinstance(self._document, dict) and self._document.get("type") == "bytes"
         )
@@ -97,7 +97,7 @@ class AvroSerializer(SchemaSerializer):
         try:
             return parse_schema(self._document, named)
         except Exception as error:
-            # A schema is not a secret, but its text is long.
+            # The text contains the schema, which is no secret, but long: cut it below.
             text = f"{type(error).__name__}: {error}"
         raise ConfigError(f"AvroSerializer(schema=...): is not a valid Avro schema: {text[:200]}")
 

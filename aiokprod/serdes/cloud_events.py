@@ -25,8 +25,8 @@ def event_record(
     """Key, value and headers of the record for an event, for `submit` and `send_many`.
 
     In binary mode the attributes are headers (`ce_id`, `ce_type`, ...) and the value is the event's
-    data, null if it has none; in structured mode the value is the whole event. The key is the
-    extension attribute `partitionkey`, None without it.
+    data, or null if it has none; in structured mode the value is the whole event. The key is the
+    extension attribute `partitionkey`, or None without it.
 
     Args:
         event: a `CloudEvent` of cloudevents 2.

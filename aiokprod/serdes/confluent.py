@@ -66,7 +66,7 @@ class ConfluentSerializer:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Locks belong to a loop of this process.
+        # Leave out the locks, which belong to a loop of this process.
         return {name: value for name, value in self.__dict__.items() if name != "_locks"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class ProtobufSerializer(SchemaSerializer):
         self._indexes = message_indexes(self._descriptor)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Descriptors cannot be pickled.
+        # Leave out the descriptor, which cannot be pickled.
         return {
             name: value for name, value in super().__getstate__().items() if name != "_descriptor"
         }

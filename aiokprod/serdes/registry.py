@@ -348,7 +348,7 @@ class Registry:
             or (question.with_guid and found.guid is None)
             or (question.with_version and found.version is None)
         ):
-            # Not all servers return GUID and version of a schema when it is registered.
+            # Look the schema up: not all servers return its GUID and version when it is registered.
             path = f"/subjects/{subject}{query}"
             answer = await self._ask("POST", path, document, question.subject)
             found = _parsed(answer, question)
@@ -476,7 +476,7 @@ class Registry:
             slots.release()
             raise
 
-        # Do not do this before the thread has ended: it may hang in name resolution.
+        # Release the slot only when the thread has ended: it may hang in name resolution.
         def release(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(slots.release)
@@ -494,14 +494,14 @@ class Registry:
         return RegistryResponse(answer.status, answer.body)
 
     def _slots_of(self, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-        # Without a lock: only the thread of a loop adds it.
+        # No lock is needed, because only the thread of a loop adds that loop.
         slots = self._slots.get(loop)
         if slots is None:
             slots = self._slots.setdefault(loop, asyncio.Semaphore(_MAX_REQUESTS))
         return slots
 
     def __getstate__(self) -> dict[str, Any]:
-        # Requests belong to a process.
+        # Leave out the slots of requests, which belong to a process.
         state = dict(self.__dict__)
         del state["_slots"]
         return state

@@ -35,5 +35,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = found  # the module `foreach_batch` has the name of its function
+    # Importing the submodule `foreach_batch` set this name to the module: replace it with the
+    # function.
+    globals()[name] = found
     return found

@@ -146,7 +146,7 @@ cdef class RecordColumns:
             int16_t attributes, int64_t first, int64_t end):
         """Add the records of one uncompressed batch with offsets from `first` to `end` - 1.
 
-        `append_time`: log append time of the batch, -1 if the records have timestamps.
+        `append_time`: log append time of the batch, or -1 if the records have timestamps.
 
         Raises:
             ValueError: `payload` does not contain exactly `count` records.

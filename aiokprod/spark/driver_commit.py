@@ -218,9 +218,10 @@ class TransactionEnder:
         await self._thread.drop(
             lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
         )
-        # Spark may commit from several processes. The producer kept here is fenced if another
-        # process wrote a decision in between; and it cannot end the transaction of a process that
-        # has died. In both cases a new producer is needed. Transactions of tasks are not affected.
+        # Spark may commit from several processes. The producer kept here has been fenced if another
+        # process has written a decision since its last use. It also cannot end the transaction of a
+        # process that has died. In both cases a new producer is needed. Transactions of tasks are
+        # not affected.
         try:
             if key in self._thread.kept:
                 with contextlib.suppress(ProducerFenced, UnstableMarker):
@@ -372,7 +373,7 @@ class TransactionEnder:
         if code == Code.NONE or (not commit and code in _GONE):
             return  # aborting a committed or fenced transaction changes nothing
         found = error_code(code)
-        # An error says nothing about an earlier request, which may have been executed.
+        # If an earlier request may have been executed, the error says nothing about that.
         if end.in_doubt:
             what, why = "may be committed", found.text
         else:
@@ -444,9 +445,8 @@ async def _check_dropped(
     unmarked = set()
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
-        await fence_transaction(
-            client, dropped, deadline
-        )  # otherwise it could still be committed later
+        # Without this, the transaction could still be committed later.
+        await fence_transaction(client, dropped, deadline)
         marker = await read_marker(client, dropped, deadline)
         if marker is None:
             unmarked.add(index)

@@ -99,7 +99,7 @@ class UnstableMarker(KafkaError):
 async def read_marker(
     client: ClusterClient, group: str, deadline: float, unstable_for: float | None = None
 ) -> Marker | None:
-    """The newest marker of a group, None if there is none.
+    """The newest marker of a group, or None if there is none.
 
     The newest marker is that of the highest batch and its highest version. The read waits until
     transactions of the group have ended (KIP-447, require_stable), for up to `unstable_for` seconds
@@ -178,7 +178,7 @@ def _hash_column(hashes: RowHashes, column: Any) -> None:
         hashes.fixed(validity, column.offset, data, _INTEGER_WIDTH.get(kind, 8))
     elif kind.startswith(("list<", "large_list<")):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        elements = column.values.slice(first, last - first)  # only those of this slice
+        elements = column.values.slice(first, last - first)  # only the values of this slice
         fields = RowHashes(len(elements))
         for name in ("key", "value"):
             _hash_column(fields, elements.field(name))

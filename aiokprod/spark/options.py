@@ -1,6 +1,6 @@
 """The options of the sink and of the audit reader: names, checks, and a mapping that masks secrets.
 
-It uses neither the network nor Spark. Keys are case-insensitive, like in Spark; values are text.
+It uses neither the network nor Spark. Keys are case-insensitive, as in Spark; values are text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiokprod.errors import ConfigError
 from aiokprod.records import validate_topic
 
 MASK: Final = "***"
-"""Shown instead of a secret, like in the repr of a `Secret`."""
+"""Shown instead of a secret, as in the repr of a `Secret`."""
 KAFKA_PREFIX: Final = "kafka."
 SECRET_PREFIX: Final = "secret."  # noqa: S105
 """Optional prefix of any kafka.* option; Spark hides the values of options with such names."""
@@ -37,7 +37,7 @@ _BATCHES_AT_LEAST: Final = 8
 """Number of batches that must fit into the buffer; with fewer, filling one would have to wait until
 another is sent."""
 
-# Spark's own options, which are also passed to the sink.
+# Options of Spark itself, which Spark also passes to the sink.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
 
 _REFUSED: Final = {
@@ -263,7 +263,7 @@ class SinkOptions:
         """The producer's configuration; `more` are settings by their Python names.
 
         Raises:
-            ConfigError: a kafka.* option is unknown or wrong; the error has its full name.
+            ConfigError: a kafka.* option is unknown or wrong; the error contains its full name.
         """
         settings: dict[str, object] = {
             key: _path(value) if key.endswith(".location") else value

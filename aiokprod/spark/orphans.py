@@ -36,7 +36,7 @@ def end_orphans(options: SinkOptions) -> None:
     """End the transactions that earlier runs with the same transactionalIdPrefix left open; takes
     up to ten seconds.
 
-    Transactions of a run that is still working are ended too: a prefix belongs to one job and, like
+    Transactions of a run that is still working are ended too: a prefix belongs to one job and, as
     with any transactional id, the latest run is valid. A failure is only logged, because the
     transactions time out in any case.
     """

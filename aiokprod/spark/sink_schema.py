@@ -37,7 +37,7 @@ _CASTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Position of each column in the DataFrame, None if it is missing.
+    """Position of each column in the DataFrame, or None if it is missing.
 
     Attributes:
         header_key_first: the struct's fields are (key, value) and not (value, key).
@@ -59,7 +59,7 @@ def check_schema(schema: Any, *, topic: str | None, unknown_columns: str) -> Sin
 
     Args:
         schema: a pyspark `StructType`.
-        topic: the option, None if it is not set.
+        topic: the option, or None if it is not set.
         unknown_columns: "error" or "ignore".
 
     Raises:

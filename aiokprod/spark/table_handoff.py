@@ -26,8 +26,8 @@ class SinkBatch(Protocol):
     """The attributes of the producer's batches that the sink reads.
 
     Attributes:
-        base_offset: offset of its first record, -1 if the broker did not return it.
-        parts: the batches into which it was split, None if it was not.
+        base_offset: offset of its first record, or -1 if the broker did not return it.
+        parts: the batches into which it was split, or None if it was not.
     """
 
     @property
@@ -175,7 +175,8 @@ async def submit_table(
     """Put all rows of a RecordBatch into batches, in order; waits while the buffer is full.
 
     Raises:
-        KafkaError: the producer failed or was closed; `handed` has the rows submitted before.
+        KafkaError: the producer failed or was closed; `handed` contains the rows submitted before
+            that.
     """
     handed.sender = sender = producer.table_sender()
     await sender.append(topic, table, _NAMES)

@@ -126,12 +126,12 @@ class TaskSender:
 
     @property
     def cause(self) -> BaseException | None:
-        """The first failure, None if there is none."""
+        """The first failure, or None if there is none."""
         return self._failure
 
     def blame(self, error: BaseException) -> None:
         """Note the error that ended the attempt, unless there was an earlier one."""
-        if not isinstance(error, SinkError):  # its cause was noted before
+        if not isinstance(error, SinkError):  # its cause has already been noted
             self._note(error)
 
     def failure(self, error: BaseException | None = None) -> SinkError:
@@ -185,7 +185,8 @@ class TaskSender:
         try:
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
         except RowError:
-            # The metadata of a producer kept from an earlier task may lack new partitions.
+            # Refresh it, because the metadata of a producer kept from an earlier task may lack new
+            # partitions.
             await self._producer.refresh_metadata()
             for name in list(self._partition_counts):
                 self._partition_counts[name] = len(await self._producer.partitions_for(name))

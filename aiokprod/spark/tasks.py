@@ -64,7 +64,7 @@ def run_task(
             if not handoff.put(table, socket_watch.check):
                 break
             rows += batch.num_rows
-        socket_watch.check()  # the iterator of a killed task ends as if it were complete
+        socket_watch.check()  # raises if the task was killed: its iterator then ends as if complete
         handoff.end()
         return _wait(future, socket_watch)
     except BaseException:

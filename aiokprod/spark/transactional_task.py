@@ -105,7 +105,8 @@ class _Run:
         self._job = job
         self._id = _transactional_id(options, task, job)
         self._started = thread.loop.time()
-        # The same rows for another topic must have another hash.
+        # The hash starts with the topic, because the same rows for another topic must have another
+        # hash.
         self._hash = 0 if options.topic is None else zlib.crc32(options.topic.encode())
 
     async def go(self) -> Prepared:
@@ -138,7 +139,7 @@ class _Run:
         return self._thread.borrowed(("client", self._options.kafka), make, keep=True)
 
     async def _skip(self, marker: Marker) -> Prepared:
-        """Count and hash the rows of a batch that was committed before."""
+        """Count and hash the rows of a batch that has already been committed."""
         rows = 0
         while (table := await self._handoff.get()) is not None:
             rows += table.num_rows

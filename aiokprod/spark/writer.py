@@ -58,7 +58,7 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         """Send all rows; returns once all are acknowledged.
 
         Raises:
-            SinkError: a row failed; its text has the number of rows by outcome.
+            SinkError: a row failed; the text contains the number of rows by outcome.
         """
         with redacted(self._options):
             check_version(self._version)

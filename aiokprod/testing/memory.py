@@ -83,7 +83,7 @@ class MemoryNetwork:
         (self._hanging_names.add if hanging else self._hanging_names.discard)(host)
 
     def hang(self, host: str, port: int, hanging: bool = True) -> None:
-        """Let connection attempts to an address hang, like with a packet filter or a dead host.
+        """Let connection attempts to an address hang, as with a packet filter or a dead host.
 
         With `hanging=False`, pending attempts continue, because TCP retransmits the first packet.
         """

@@ -1,7 +1,7 @@
 """One direction of an in-memory connection, with the behaviour and the faults of TCP.
 
 A pipe models everything between a `send()` and a `recv()` system call: it has latency, bandwidth
-and a window, and can stall, split, corrupt or cut the stream. Like in TCP, bytes stay in order,
+and a window, and can stall, split, corrupt or cut the stream. As in TCP, bytes stay in order,
 bytes accepted from the sender may arrive even if the sender is gone, and bytes sent to a closed end
 cause a reset.
 

@@ -1,7 +1,7 @@
 """`RecordingProducer`: a `Producer` without brokers, for unit tests, like Java's `MockProducer`.
 
 It is the real producer with a separate `FakeCluster`, so that arguments, serializers, partitioners
-and transactions behave, and fail, like in production.
+and transactions behave, and fail, as in production.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class RecordingProducer(Producer[K, V]):
         return max(0, len(history.records) - history.settled - deciding)
 
     def complete_next(self) -> bool:
-        """Acknowledge the oldest pending record. Its `Delivery` is done a few passes of the event
-        loop later: await it.
+        """Acknowledge the oldest pending record. Its `Delivery` is done a few iterations of the
+        event loop later: await it.
 
         Returns:
             False if no record is pending.

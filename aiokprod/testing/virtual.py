@@ -90,14 +90,15 @@ class VirtualLoop(base_events.BaseEventLoop):
     """An event loop on a virtual clock.
 
     Args:
-        seed: shuffles the tasks that are ready in the same pass, because asyncio guarantees no
+        seed: shuffles the tasks that are ready in the same iteration, because asyncio guarantees no
             order between tasks. Plain callbacks keep their order, on which transports rely. None =
             FIFO.
         limit_s: virtual seconds until `VirtualTimeLimit`, to detect endless retries.
         late_timers_s: each jump to a timer overshoots by up to this many seconds (needs a seed).
-        max_idle_passes: loop passes without progress of the clock until `LivelockError`.
+        max_idle_passes: iterations of the event loop without progress of the clock until
+            `LivelockError`.
 
-    Like in a selector loop, one pass handles received bytes before due timers. Together with
+    As in a selector loop, one iteration handles received bytes before due timers. Together with
     `stall` this tests code that must read pending bytes before it decides on a timeout.
     """
 
@@ -164,7 +165,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             if self._idle_passes > self._max_idle_passes:
                 self._idle_passes = 0
                 raise LivelockError(
-                    f"{self._max_idle_passes} loop passes at virtual time {self._now:.6f}\n"
+                    f"{self._max_idle_passes} loop iterations at virtual time {self._now:.6f}\n"
                     + self.describe_tasks()
                 )
         if self._rng is not None:
@@ -219,7 +220,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             self._ready.append(asyncio.Handle(_happen, [event], self))
 
     def _write_to_self(self) -> None:
-        """Does nothing: a pass never blocks, so there is no selector to wake."""
+        """Does nothing: an iteration never blocks, so there is no selector to wake."""
 
     # -- external events ------------------------------------------------------------------------
 
@@ -341,7 +342,7 @@ def _cancel_rest(loop: VirtualLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        # A task that does not finish was reported before, as a leak or as the deadlock.
+        # A task that does not finish has already been reported, as a leak or as the deadlock.
         with contextlib.suppress(VirtualTimeError):
             loop.run_until_complete(asyncio.wait(tasks, timeout=60.0))
     with contextlib.suppress(VirtualTimeError):

@@ -128,7 +128,7 @@ async def _fire_with_callbacks(
 
 async def _settle(chunks: deque[list[Any]]) -> None:
     """Await every handle. Awaiting a finished handle does not suspend the task, and freeing
-    millions of them blocks the loop, so let the loop run in between."""
+    millions of them blocks the loop, so let the loop run after each chunk."""
     while chunks:
         for handle in chunks.popleft():
             await handle

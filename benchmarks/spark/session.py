@@ -28,8 +28,8 @@ _PLACES = ("jvm", "python", "brokers")
 
 
 def usage() -> tuple[dict[str, float], int]:
-    """CPU seconds so far by place, of all descendants of the parent process, which has started the
-    brokers too; and the largest RSS of a Python worker.
+    """Return the CPU seconds so far by place, of all descendants of the parent process, which has
+    started the brokers too, and the largest RSS of a Python worker.
 
     CPU time shows the cost of a sink also on a machine that is not idle.
     """

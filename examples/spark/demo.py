@@ -55,7 +55,7 @@ def session(name: str) -> Any:
 
 
 def stream(servers: str, work: Path) -> None:
-    """The streaming program; ends when all months are written."""
+    """Run the streaming program; ends when all months are written."""
     spark = session("flights-stream")
     months = (
         spark.readStream.schema(pipeline.SCHEMA)

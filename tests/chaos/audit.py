@@ -242,7 +242,7 @@ def judge(
     grown: bool = False,
     partitions: int,
 ) -> Verdict:
-    """One producer's promises (arrays of its ledger) against the log.
+    """Check one producer's promises (arrays of its ledger) against the log.
 
     Args:
         topic_made_at: the topic was deleted and created again at this time: what was acknowledged

@@ -112,7 +112,7 @@ class ChaosCluster(KafkaCluster):
             admin.close()
 
     def _kafka_python(self) -> Any:
-        # The admin client of confluent-kafka has no reassignments.
+        # confluent-kafka's admin client cannot reassign partitions.
         from kafka.admin import KafkaAdminClient
 
         return KafkaAdminClient(bootstrap_servers=self.bootstrap_servers.split(","))

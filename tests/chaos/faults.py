@@ -99,7 +99,7 @@ class Entry:
 
 async def leader_killed(scene: Scene) -> None:
     await scene.cluster.kill(scene.victim)
-    if len(scene.cluster.node_ids) > 1:  # else no other broker can take over
+    if len(scene.cluster.node_ids) > 1:  # otherwise no other broker can take over
         await until_serving(scene.cluster, scene.topic)
     await asyncio.sleep(1.0)
     await scene.cluster.start_node(scene.victim)

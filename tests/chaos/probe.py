@@ -76,8 +76,8 @@ class Availability:
         not be written.
 
         A leader answers a request when all its partitions are done, and takes the next one of the
-        connection only then: who sends several partitions at once waits for the slowest. The
-        probe does not, it has a connection for each.
+        connection only then: a client that sends several partitions at once waits for the slowest
+        one. The probe does not, because it has a connection for each partition.
         """
         found: list[Span] = []
         for other in self.successes:

@@ -184,7 +184,8 @@ class _Connection:
             transport.abort()
 
     def finished(self, to_broker: bool) -> None:
-        """One side said goodbye: so does the other, after what is on its way."""
+        """One side has closed its end: close the other one too, after the bytes that are on their
+        way."""
         if not self.ended:
             self.pipes[to_broker].finish()
 

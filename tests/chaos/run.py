@@ -48,14 +48,14 @@ COMMON: dict[str, Any] = {
 }
 WORKLOADS: dict[str, dict[str, Any]] = {
     "idempotent": {"enable_idempotence": True},
-    # In order without idempotence: one request in flight per connection.
+    # Without idempotence, only one request in flight per connection keeps records in order.
     "plain": {"enable_idempotence": False, "max_in_flight_requests_per_connection": 1},
     # Gets another `transactional_id` in each run.
     "transactional": {},
 }
 TRANSACTIONS_PER_SECOND = 10
 TRANSACTIONAL_SHARE = 6
-"""The transactional producer is offered one record where the others are offered so many."""
+"""The transactional producer is offered one record where the others are offered this number."""
 RECOVERS = 10.0
 """Seconds after a fault within which a transaction commits."""
 
@@ -233,7 +233,7 @@ def _strange(stats: dict[str, Any]) -> list[str]:
 
 
 def _grew(told: dict[str, NDArray[Any]], scene: Scene) -> bool:
-    """Partitions that were added are found as soon as the metadata are old, and used."""
+    """Partitions that were added are found as soon as the metadata is old, and used."""
     if scene.grown_at is None:
         return True
     by = scene.grown_at + METADATA_MAX_AGE_MS / 1000 + GRACE
@@ -249,9 +249,10 @@ def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float
 
 
 def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[str, float]:
-    """Longest time without an acknowledgment in any partition; the longest part of such a time in
-    which the brokers would not have taken a record of it either; and the longest part in which
-    they would. `alone_s` is that as if no partition had to wait for another one of its leader."""
+    """The longest time without an acknowledgment in any partition, the longest part of such a time
+    in which the brokers would not have taken a record of the partition either, and the longest part
+    in which they would. `alone_s` is the latter if no partition had to wait for another one of its
+    leader."""
     found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0, "alone_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
     for partition in range(PARTITIONS):

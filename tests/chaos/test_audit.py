@@ -269,7 +269,8 @@ def test_judge_of_transactions_finds_aborted_records_and_parts_of_transactions()
         kept = (harness.told["partition"] == where) & ~first
         harness.told["offset"][kept] = np.arange(kept.sum())
     assert harness.verdict().wrong() == []
-    doubtful = harness.told["transaction"] == 11  # the last, so that no offset moves
+    # The last transaction, so that removing its records does not shift other offsets.
+    doubtful = harness.told["transaction"] == 11
     harness.told["state"][doubtful] = UNKNOWN
     assert harness.verdict().wrong() == [], "all of it is visible"
     harness.rows.pop()

@@ -41,13 +41,13 @@ OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN, ABORTED = 0, 1, 2, 3, 4
 error, UNKNOWN that no commit or abort had a definite answer, ABORTED aborted on purpose."""
 NO_TRANSACTION = -1
 ABORT_EVERY = 10
-"""One transaction in so many is aborted on purpose."""
+"""One transaction of this many is aborted on purpose."""
 STEP = 0.02
 CATCH_UP = 1.0
 """Seconds of load a stalled worker makes up for."""
 CHUNK = 1_000
 KEEP_EVERY = 100
-"""Every so many records the handle is kept until the end."""
+"""The handle of one record of this many is kept until the end."""
 KEYS = [b"key-%d" % number for number in range(997)]
 STAMPS = 100_000
 """This number of consecutive records have different timestamps."""
@@ -74,7 +74,8 @@ class Orders:
     Attributes:
         number: tells the records of this producer from others'.
         rate: records per second, submitted in steps of 20 ms, or by transactions.
-        transaction: records per transaction, 0 for none. Takes a `transactional_id` in `settings`.
+        transaction: records per transaction, or 0 for none. Takes a `transactional_id` in
+            `settings`.
         partitions: every other record asks for one of these, in turn; the rest have keys.
         settings: of the `Producer`.
         result: path of the .npz file.
@@ -164,7 +165,8 @@ class Ledger:
         """Records whose handle reports another result now than when it settled."""
         wrong = 0
         for sequence, delivery in self.kept:
-            # A record that settled without an error has its partition here, committed or not.
+            # The partition of a record that settled without an error is stored here, whether it was
+            # committed or not.
             if not delivery.done() or delivery.exception() is not None:
                 wrong += self.partitions[sequence] >= 0
                 continue
@@ -260,7 +262,8 @@ class _Load:
         self.own_lag = 0.0
 
     async def prove(self) -> None:
-        """One record per partition is through: connections are up, the rest is load."""
+        """Deliver records to every partition, so that all connections are open before the load
+        begins."""
         for _ in range(2 * self._orders.partitions):
             await self._hand_over()
         await self._producer.flush(60)
@@ -336,8 +339,8 @@ class _TransactionalLoad(_Load):
             await self._sleep(max(0.0, due - loop.time()))
 
     async def _transaction(self, *, abort: bool) -> None:
-        """One transaction, and its end in the ledger. An application that follows the README: an
-        abortable error is answered by an abort, a timeout of the commit by another commit."""
+        """Run one transaction and write its end to the ledger. As the README says, an abort follows
+        an abortable error, and another commit follows a timeout of the commit."""
         self._begun += 1
         ledger, producer = self._ledger, self._producer
         await self._until_answered(producer.begin_transaction)

@@ -50,7 +50,7 @@ def test_complete_look_up_passes_and_a_vulnerability_fails() -> None:
     assert (status(clean, strict=True, after=999), clean.missing) == (0, {})
     bad = audit.read(PINS, "pypi", report(looked("lz4", "CVE-1"), looked("PyJWT")), "")
     assert status(bad) == 1
-    # Also if others could not be looked up.
+    # Even if others could not be looked up.
     assert status(audit.read(PINS, "pypi", report(looked("lz4", "CVE-1")), "")) == 1
 
 

@@ -370,7 +370,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def wait_for_count(served: ServedCluster, count: int) -> Callable[[], bool]:
-    """Whether the topic has so many records."""
+    """Whether the topic contains this many records."""
     return lambda: (
         served.call(lambda: "t" in served.cluster.topics) and len(served.values("t")) >= count
     )

@@ -14,7 +14,7 @@ def test_function_is_registered_once_in_each_process(monkeypatch: pytest.MonkeyP
     registered: list[object] = []
 
     def finalize(_: None, function: object, exitpriority: int) -> None:
-        assert exitpriority >= 0  # else multiprocessing does not call it
+        assert exitpriority >= 0  # multiprocessing calls only functions with such a priority
         registered.append(function)
 
     def close() -> None:

@@ -47,7 +47,8 @@ class ClientHarness:
         self._patience = patience
 
     async def refuse(self, *brokers: int) -> None:
-        """These accept no client from now on; returns once their connections are known to end."""
+        """Let these brokers accept no client from now on; returns once their connections are known
+        to end."""
         for broker in brokers:
             self.cluster.servers_of[broker] = {"PLAIN": lambda: PlainServer({USER: "other"})}
         self.cluster.cut(brokers)

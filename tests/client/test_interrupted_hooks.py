@@ -124,7 +124,7 @@ class Asynchronous:
 
 
 async def awaited_at(step: int, call: str) -> tuple[type[Exception] | None, bool]:
-    """Interrupt a call that waits for a serializer: how it ended, and whether it took so many
+    """Interrupt a call that waits for a serializer: how it ended, and whether it took this many
     bytecodes."""
     bound = adapt(Asynchronous(), "value")
     waiting: Awaitable[object]
@@ -192,7 +192,7 @@ def test_record_that_hooks_have_seen_is_not_sent_again_if_it_cannot_be_tracked()
                     await sender._advance_records(source)
                 result = await sender._finish()
             await producer.close()
-            if source.failure is None:  # else the record was not read
+            if source.failure is None:  # the record was read
                 assert len(interceptor.sent) <= len(interceptor.ended) == 2
                 assert len(cluster.values("t", 0)) == 2
                 assert result.ok

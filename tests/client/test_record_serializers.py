@@ -16,7 +16,7 @@ RECORD: ProducerRecord[Any, Any] = ProducerRecord("t", "v", "k")
 
 
 class Noting:
-    """Appends its name to the headers, before or after a pass of the loop."""
+    """Appends its name to the headers, before or after an iteration of the event loop."""
 
     def __init__(self, name: str, log: list[str], asynchronous: bool) -> None:
         self.name, self.log, self.asynchronous = name, log, asynchronous

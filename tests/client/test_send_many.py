@@ -334,7 +334,7 @@ def test_serializer_that_ends_the_producer_fails_its_row_and_the_rest(form: str)
 def test_asynchronous_serializer_is_called_once_for_each_row(
     form: str, slice_length: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if only some results are awaitable, and if the time slice ends with such a row."""
+    """Even if only some results are awaitable, or if the time slice ends with such a row."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue",
         functools.partial(YieldQueue, slice_length=slice_length),

@@ -902,7 +902,7 @@ async def test_append_with_a_refused_row_spoils_the_transaction(
 async def test_row_for_which_there_is_no_memory_is_refused_alone(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """On the slow path, which reads the row into objects."""
+    """The row takes the slow path, which reads it into objects."""
     await producer.warm(["t"])
     runtime_of(producer).fast_path.stop()
 

@@ -636,7 +636,7 @@ def test_records_end_at_once_if_the_producer_fails_or_its_loop_is_closed() -> No
         thread = threading.Thread(target=send)
         thread.start()
         await asyncio.sleep(0.05)
-        # It is never closed: the loop ends under it.
+        # The producer is never closed, because its loop ends first.
         producer._lifecycle.warn_if_unclosed = lambda producer: None  # type: ignore[method-assign]
         return thread
 

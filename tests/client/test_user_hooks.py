@@ -121,7 +121,7 @@ def test_interrupt_in_close_is_raised_once_all_are_closed() -> None:
 def test_asynchronous_configure_is_refused_and_asynchronous_close_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither would be awaited, so neither may be ignored without a message."""
+    """Neither coroutine would be awaited, so neither may be ignored without a message."""
     first, plugin = Plugin(), Asynchronous()
     with pytest.raises(ConfigError, match=r"Asynchronous.configure is asynchronous"):
         UserHooks([first, plugin]).configure(CONFIG)

@@ -422,7 +422,7 @@ async def test_a_batch_may_have_any_size_and_every_message_its_partition(
 
 
 def test_stop_waits_for_batches_without_confirmation() -> None:
-    """Their futures have their results when `stop` returns."""
+    """The futures of the batches have their results when `stop` returns."""
 
     async def main() -> None:
         cluster = FakeCluster()

@@ -69,11 +69,11 @@ class ScriptedBroker:
         return self._read()
 
     def fail(self, code: int, times: int, *, append: bool = False) -> None:
-        """The next so many batches of every partition get this error."""
+        """Answer the next `times` batches of every partition with this error."""
         self.tell(do="fail", code=code, times=times, append=append)
 
     def react(self, reaction: str) -> None:
-        """To all Produce requests, until `heal`."""
+        """React like this to all Produce requests, until `heal`."""
         self.tell(do="react", reaction=reaction)
 
     def heal(self) -> None:

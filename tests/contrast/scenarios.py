@@ -125,7 +125,8 @@ async def not_enough_replicas_after_append(stage: Stage) -> None:
 
 
 async def out_of_order(stage: Stage) -> None:
-    """One OUT_OF_ORDER_SEQUENCE_NUMBER without a cause, as after an outage (aiokafka #1017)."""
+    """The broker answers one OUT_OF_ORDER_SEQUENCE_NUMBER without a cause, as after an outage
+    (aiokafka #1017)."""
     stage.fake.fail(OUT_OF_ORDER_SEQUENCE_NUMBER, 1)
     await asyncio.sleep(4.0)
 

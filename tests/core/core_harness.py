@@ -166,7 +166,7 @@ def idle_harness(partitions: int = 1, **options: Any) -> CoreHarness:
 
 
 class PassCount:
-    """Counts the passes of the running loop within a `with` block."""
+    """Counts the iterations of the running loop within a `with` block."""
 
     def __init__(self) -> None:
         self.passes = 0

@@ -766,7 +766,7 @@ def test_callback_that_ends_the_process_leaves_the_others_to_the_next_pass(
     with pytest.raises(ending):
         loop.run_until_complete(asyncio.sleep(1))
     deliveries = task.result()
-    if kind == "asyncio":  # uvloop ends the pass before it raises
+    if kind == "asyncio":  # uvloop ends the iteration before it raises
         assert seen == deliveries[:1]
     loop.run_until_complete(asyncio.sleep(0))
     assert seen == deliveries
@@ -791,7 +791,7 @@ async def test_callbacks_keep_their_place_among_others_of_the_loop() -> None:
 
 
 class FailingLoop(IdleLoop):
-    """Its `call_soon` fails as often as `failures` says."""
+    """A loop whose `call_soon` fails as often as `failures` says."""
 
     def __init__(self, error: type[BaseException], failures: int) -> None:
         super().__init__()

@@ -204,7 +204,7 @@ def _producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
 def test_cancellation_together_with_the_timeout_comes_first(
     in_cleanup: bool, cancelled: bool
 ) -> None:
-    """Also in a task that was cancelled before and sends in its cleanup."""
+    """That holds also for a task that was cancelled earlier and sends in its cleanup."""
     ended: list[BaseException] = []
 
     async def main() -> None:

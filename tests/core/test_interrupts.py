@@ -261,7 +261,7 @@ def test_exception_in_the_settlement_ends_the_producer_definitely(
 
 
 def test_batch_that_an_interrupted_callback_lost_expires() -> None:
-    """It is neither in flight nor queued; its deadline ends it nevertheless, with outcome
+    """The batch is neither in flight nor queued; nevertheless its deadline ends it, with outcome
     UNKNOWN."""
 
     async def main() -> None:

@@ -13,7 +13,8 @@ def test_budget_checks_its_limit() -> None:
 
 
 def test_reservation_is_never_without_a_budget() -> None:
-    """Its methods would write past the end of None, without a crash."""
+    """Without a budget, the methods of a reservation would write past the end of None, without a
+    crash."""
 
     class Own(Reservation):
         def __init__(self) -> None: ...

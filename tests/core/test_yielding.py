@@ -1,4 +1,4 @@
-"""Which tasks continue in which loop pass."""
+"""Which tasks continue in which iteration of the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def awaitable(place: asyncio.Future[None]) -> Awaitable[None]:
 
 
 async def released(line: YieldQueue, places: list[asyncio.Future[None]], passes: int) -> list[int]:
-    """How many continued in each pass."""
+    """How many continued in each iteration."""
     sizes, done = [], sum(place.done() for place in places)
     for _ in range(passes):
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def test_group_grows_while_passes_are_short() -> None:
 
 
 class SlowLoop:
-    """Runs what is scheduled on request; every pass takes the given time."""
+    """Runs what is scheduled on request; every iteration takes the given time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -84,7 +84,8 @@ class SlowLoop:
         return self.places[-1]
 
     def run(self, seconds: float, others: float = 0.0) -> int:
-        """One pass; how many continued. The group takes `seconds`, `others` what comes after it."""
+        """Run one iteration and return how many tasks continued. The group takes `seconds`; what
+        follows it takes `others`."""
         before = sum(place.done() for place in self.places)
         scheduled, self.scheduled = self.scheduled, []
         for callback in scheduled:

@@ -106,9 +106,9 @@ def leaderless_looked_at_too_early(patch: Patch) -> None:
 
 @bug
 def batch_opened_before_it_is_known(patch: Patch) -> None:
-    """H1: the append path had the open batch before anything else did. An exception of a signal
-    handler in between left it in no queue and in no set, without a deadline, or no task was woken:
-    records of later calls went into it and never got an outcome."""
+    """H1: the append path had the open batch before anything else did. If a signal handler raised
+    before the other steps, the batch was in no queue and in no set, without a deadline, or no task
+    was woken: records of later calls went into it and never got an outcome."""
 
     def opened(self: Any, queue: Any) -> bool:
         self._maybe_add_partition(queue.topic_partition)
@@ -177,7 +177,7 @@ def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
 
 @found_by("tests/scenarios/test_inconsistent_metadata.py")
 def contradicted_leader_counts_as_confirmed(patch: Patch) -> None:
-    """A topic without an id was created again, and metadata were fetched during each of its slow
+    """A topic without an id was created again, and metadata was fetched during each of its slow
     Produce requests: the refusals counted as older than the metadata, so the lower epochs were
     never accepted (seed 229353)."""
     request = Metadata.request_update
@@ -226,7 +226,8 @@ def encrypted_bytes_count_as_written(patch: Patch) -> None:
 
 @bug
 def no_jitter_at_the_maximum(patch: Patch) -> None:
-    """B3: backoffs that grow beyond their maximum before it cuts them all end there."""
+    """B3: backoffs that grow beyond the maximum before they are limited to it all have the same
+    length."""
 
     def after(self: Any, failures: int, rng: Any) -> float:
         grown = self.initial * self.multiplier ** min(failures, 32)

@@ -123,7 +123,7 @@ def searched(task: tuple[str, int, int, int]) -> Finding:
 
 
 def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
-    """What is wrong with a seed, None if nothing is. Raises any error that is not a broken
+    """What is wrong with a seed, or None if nothing is. Raises any error that is not a broken
     promise."""
     try:
         if where == TRANSACTIONS:

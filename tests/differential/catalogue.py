@@ -348,7 +348,7 @@ def metadata_codes() -> Iterator[Script]:
                     )
     for code in (3, 5, 6, 9, 72):
         for times in (1, None):
-            # Known metadata are requested again after a leader error.
+            # Known metadata is requested again after a leader error.
             yield Script(
                 f"metadata-later/{code}/{_count(times)}",
                 "metadata-codes",
@@ -603,7 +603,7 @@ def odd_metadata() -> Iterator[Script]:
                             Wait(),
                         ),
                         (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
-                        # Neither client accepts lower epochs of the same topic id; `moves` has
+                        # Neither client accepts lower epochs of the same topic id; `moves` contains
                         # those of topics without ids.
                         delivers=epoch != 0 or event == "recreate-elsewhere",
                     )
@@ -772,7 +772,8 @@ def coordinators() -> Iterator[Script]:
             )
             for code in (14, 15, 16):
                 for process in (False, True):
-                    # Two answers like this, and in between the application has to wait.
+                    # The coordinator answers like this twice, and the application has to wait
+                    # between the two answers.
                     yield Script(
                         f"coordinator/{code}-at-{API_NAMES[api]}/"
                         f"{'done' if process else 'not'}/{mode}",

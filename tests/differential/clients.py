@@ -231,7 +231,8 @@ class Process:
         number = str(next(self._numbers))
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         stdin = None if self._reader is None or self._reader.done() else self._process.stdin
-        # Its input may be known as closed before the end of its output has been read.
+        # The input of the process may be known as closed before the end of its output has been
+        # read.
         if stdin is None or stdin.is_closing():
             future.set_result(Report(label=GONE, error=GONE, message="the process has ended"))
             return future

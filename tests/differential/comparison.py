@@ -63,7 +63,7 @@ class Finding:
         what: the record's value or the call's name.
         transaction: of the record or call, -1 outside one.
         records: values that stand in one log only.
-        partition: whose logs differ, -1 for other findings.
+        partition: whose logs differ, or -1 for other findings.
     """
 
     kind: str

@@ -162,7 +162,7 @@ JAVA_IS_IN_AN_ERROR_STATE: Final = (
     "Invalid transition attempted",
     "cannot execute transactional method because",
 )
-"""Of these texts Java's errors have one when its transaction manager takes no further call."""
+"""Java's errors contain one of these texts when its transaction manager takes no further call."""
 
 
 @row("java-fatal", follows=True)
@@ -190,7 +190,7 @@ def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 def _ends_java(fault: Fault, script: Script) -> set[str]:
     """The labels under which Java's producer fails for good after this fault."""
     if isinstance(fault, ProduceCode) and fault.code == 46 and not fault.append:
-        return {"code 45", "code 46"}  # it believes that the broker has these sequences
+        return {"code 45", "code 46"}  # Java believes that the broker has these sequences
     if isinstance(fault, Odd) and fault.what == "add-partitions-empty":
         return {"code 90"}  # as after UNKNOWN_PRODUCER_ID, see below
     if not isinstance(fault, (ApiCode, ProduceCode)):
@@ -199,7 +199,7 @@ def _ends_java(fault: Fault, script: Script) -> set[str]:
         labels = {f"code {fault.code}"}
         adds = (ADD_PARTITIONS, ADD_OFFSETS)
         if _is_code(fault, 59) and fault.api in adds and fault.process:
-            # It asks for a new epoch while the coordinator has the transaction open.
+            # Java asks for a new epoch while the transaction is open at the coordinator.
             labels.add("code 90")
         return labels
     if script.transactional:
@@ -462,7 +462,8 @@ def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     if finding.kind == "record-failed":
         numbers = {s.transaction for s in evidence[OURS].sent if s.value == finding.what}
     elif finding.kind == "record-acked" and finding.java is not None:
-        # It was sent before another record failed, which has a separate error in Java.
+        # Ours sent this record before another record of the transaction failed. Java failed it with
+        # the error of that other record.
         failed = [
             sent
             for sent in evidence[JAVA].sent

@@ -38,7 +38,7 @@ def _settings(pairs: list[str]) -> tuple[dict[str, Any], float]:
 
 class _Silence:
     def log(self, *arguments: Any) -> None:
-        """What librdkafka has to say."""
+        """Ignore a log message of librdkafka."""
 
     def __getattr__(self, name: str) -> Any:
         return self.log

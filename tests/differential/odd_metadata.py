@@ -237,7 +237,7 @@ def _coordinator_empty_host(
 def _coordinator_other_node(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """The right address under a node id that no metadata name."""
+    """The right address under a node id that no metadata names."""
     return _coordinators(message, node_id=77)
 
 

@@ -194,7 +194,7 @@ class Script:
 
     @property
     def transactional(self) -> bool:
-        """Its producer has a transactional id."""
+        """True if the producer of the script has a transactional id."""
         return self.mode in ("tv1", "tv2")
 
     @property

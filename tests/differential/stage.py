@@ -199,7 +199,7 @@ def _cluster(script: Script, name: str) -> FakeCluster:
         transaction_version={"tv1": 1, "tv2": 2}.get(script.mode, 0),
     )
     if name == LIBRDKAFKA:
-        # It writes today's record batches only to brokers that can also fetch them.
+        # librdkafka writes today's record batches only to brokers that can also fetch them.
         for broker in cluster.brokers.values():
             ranges = {**broker.profile.ranges, _FETCH: (4, 11)}
             broker.profile = replace(broker.profile, ranges=ranges)
@@ -348,7 +348,7 @@ class _Play:
         elif name == "init":
             report = await self._call("init")
             if report.label == TIMEOUT:
-                # Its result is not reported; the call may be repeated.
+                # The result of the first call is not reported; the call may be repeated.
                 self._clear()
                 await self._call("init")
         else:

@@ -486,7 +486,8 @@ class EngineHarness:
         self.published: dict[TopicPartition, tuple[int | None, int]] = {}  # leader, its epoch
         self.with_ids = ids
         self.leaderless_code = int(Code.LEADER_NOT_AVAILABLE)
-        """What metadata say of a partition without a leader. Brokers in between say 0."""
+        """The error code of a partition without a leader in the metadata. Gateways may return 0
+        instead."""
         self.incarnations = dict.fromkeys(topics, 0)
         self.leaders: dict[TopicPartition, int | None] = {
             TopicPartition(topic, partition): 1 + partition % brokers
@@ -590,7 +591,8 @@ class EngineHarness:
     # -- the cluster's view ---------------------------------------------------------------------
 
     def publish(self) -> None:
-        """A metadata answer with the present leaders; those that changed have a newer epoch."""
+        """Let the cache receive metadata with the present leaders; those that changed have a newer
+        epoch."""
         self.epoch += 1
         topics: dict[str, list[MetadataResponsePartition]] = {}
         for tp, leader in self.leaders.items():
@@ -625,12 +627,12 @@ class EngineHarness:
         )
 
     def refresh(self) -> None:
-        """The metadata updater: fetches if that is due."""
+        """Act as the metadata updater: fetch metadata if that is due."""
         if self.metadata.update_due(self.now):
             self.publish()
 
     async def run_for(self, seconds: float, every: float = 0.01) -> None:
-        """Let time pass with a running sender task, and fetch metadata when they are requested."""
+        """Let time pass with a running sender task, and fetch metadata when it is requested."""
         end = self.now + seconds
         while self.now < end:
             await quiet()
@@ -640,7 +642,7 @@ class EngineHarness:
         await quiet()
 
     def move(self, partition: int, leader: int | None, topic: str = "t") -> None:
-        """Change the leader; the metadata are updated at once."""
+        """Change the leader; the metadata is updated at once."""
         self.leaders[TopicPartition(topic, partition)] = leader
         self.publish()
 
@@ -681,7 +683,7 @@ class EngineHarness:
         return deliveries
 
     def close_open(self, partition: int = 0, topic: str = "t") -> None:
-        """The next record opens a new batch."""
+        """Seal the open batch of a partition, so that the next record opens a new one."""
         queue = self.accumulator.queue(topic, partition)
         if queue.core is not None:
             self.accumulator._seal(queue.core.owner)

@@ -170,7 +170,7 @@ class Simulation:
                 self.waiting.append(task)
 
     async def _append_later(self, value: bytes, partition: int, watch: bool) -> None:
-        """The slow path."""
+        """Append a record through the slow path."""
         record: ProducerRecord[Any, Any] = ProducerRecord("t", value, partition=partition)
         try:
             delivery = await self.slow_path.append(record, self.loop.time() + 60)
@@ -291,7 +291,7 @@ class Simulation:
         self.spin()
 
     def leader_moves(self, partition: int, leader: int | None) -> None:
-        """The leader changes; the metadata do not contain it yet."""
+        """The leader changes; the metadata does not contain it yet."""
         self.true_leaders[TopicPartition("t", partition)] = leader
 
     def metadata_arrives(self) -> None:
@@ -303,7 +303,7 @@ class Simulation:
         self.max_bytes = 10_200 - self.max_bytes
 
     def producer_id(self, *, refused: bool = False) -> None:
-        """An answer to InitProducerId."""
+        """Answer all InitProducerId requests."""
         for sent in self.harness.brokers.init_requests:
             if not sent.done and refused:
                 sent.respond(InitProducerIdResponse(0, Code.COORDINATOR_LOAD_IN_PROGRESS, -1, -1))

@@ -31,7 +31,7 @@ async def test_wait_ends_exactly_at_its_deadline() -> None:
     start = loop.time()
     await wakeup.wait(start + 2.5)
     assert loop.time() == start + 2.5
-    await wakeup.wait(start + 2.5)  # in the past: takes one pass of the loop all the same
+    await wakeup.wait(start + 2.5)  # in the past: still takes one iteration of the loop
     assert loop.time() == start + 2.5
 
 

@@ -173,7 +173,7 @@ def running(name: str, bootstrap: str, *, drain_s: float = 15.0) -> Iterator[Run
 async def post(
     session: aiohttp.ClientSession, server: Running, path: str, key: str, traffic: Traffic
 ) -> None:
-    """One request, noted."""
+    """Send one request and note how it ended."""
     try:
         async with session.post(f"{server.url}/{path}/{key}", json={"key": key}) as answer:
             await answer.read()
@@ -285,7 +285,7 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
 
 
 def check_bounded(name: str, how: str, limit: float) -> float:
-    """The process ends within `limit` seconds, and its report has every record.
+    """The process ends within `limit` seconds, and its report includes every record.
 
     Returns:
         The seconds from SIGTERM to the end of the process.

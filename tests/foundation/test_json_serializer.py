@@ -91,7 +91,7 @@ class Order:
 
 
 class Unknown:
-    """Neither encodable nor quotable."""
+    """An object that can neither be encoded nor be quoted."""
 
     def __repr__(self) -> str:
         return "secret"

@@ -33,7 +33,8 @@ with warnings.catch_warnings():
 
 
 def cluster(**leaders: list[int | None]) -> ClusterSnapshot:
-    """Topics by name with the leaders of their partitions."""
+    """A cluster snapshot. Each argument is a topic, given as the list of its partitions' leaders
+    (None: no leader)."""
     topics = {
         name: TopicInfo(
             name,

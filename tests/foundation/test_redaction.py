@@ -129,7 +129,7 @@ def test_redacted_cancellation_stays_one_with_its_message() -> None:
 
 
 def test_redacted_error_is_in_no_cycle() -> None:
-    """It is freed at once, with the frames of the callers that it references."""
+    """The error is freed at once, with the frames of the callers that it references."""
     gc.collect()
     gc.disable()
     try:

@@ -192,7 +192,7 @@ def hostile_counts(sample: Sample) -> int:
     of decodes.
 
     Raises:
-        Finding: memory was taken for what is not there.
+        Finding: memory was allocated for items that the bytes do not contain.
     """
     tried = 0
     for at in range(len(sample.data) + 1):

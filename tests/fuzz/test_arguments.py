@@ -57,7 +57,7 @@ def test_mappings_of_settings_are_taken_or_refused(options: dict[str, Any]) -> N
 
 
 def _refusal(make: Callable[[], object]) -> Exception | None:
-    """The documented error of a call, None if it went well."""
+    """The documented error of a call, or None if it went well."""
     try:
         make()
     except (ConfigError, TypeError) as error:

@@ -162,7 +162,7 @@ def draw(
     values: list[list[tuple[str, list[tuple[float, float]]]]],
     path: Path,
 ) -> None:
-    """All panels at their places."""
+    """Draw all panels at their places."""
     clock = ticker.FuncFormatter(lambda at, _: time.strftime("%H:%M:%S", time.gmtime(at)))
     plt.style.use("dark_background")
     columns = max(COLUMNS // panel["gridPos"]["w"] for panel in panels)

@@ -57,7 +57,8 @@ def settle(history: History, sequence: int) -> Callable[[Delivery], None]:
 async def by_submit(
     producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
 ) -> None:
-    """One task, as fast as records are admitted; returns when all are settled."""
+    """Submit the records in one task, as fast as they are admitted; returns when all are
+    settled."""
     for number in range(count):
         key = key_of(number, keyed)
         sequence, value = history.next_value(key, size)
@@ -168,7 +169,7 @@ class Stream:
 async def every_record_once(
     cluster: KafkaCluster, topic: str, count: int, settings: dict[str, Any]
 ) -> None:
-    """A producer with these settings sends; every record is in the log once and in order."""
+    """Send records with these settings, and check that each is in the log once and in order."""
     history = History(topic)
     await cluster.create_topic(topic, partitions=6)
     async with Producer(**settings) as producer:
@@ -197,7 +198,7 @@ async def _all_there(cluster: KafkaCluster, topic: str, history: History) -> Non
 
 
 async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> None:
-    """All waiting calls are refused, with `text` (or one of several, between bars)."""
+    """Check that all waiting calls are refused, with `text` (or one of several, between bars)."""
     async with asyncio.timeout(HANG_S):
         found = await asyncio.gather(
             *(producer.send(topic, b"v") for _ in range(10)), return_exceptions=True

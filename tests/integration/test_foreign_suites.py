@@ -92,5 +92,5 @@ def test_faststreams_tests_of_publishing_pass(tmp_path: Path) -> None:
         "tests/brokers/kafka/test_publish.py",
     )  # fmt: skip
     report = tmp_path / "report.xml"
-    # Its package is named `tests`, too: aiokprod's must not hide it.
+    # The package of the suite is also named `tests`, and must not be hidden by that of aiokprod.
     assert run(folder, report, *arguments, root=folder, path=(folder, SUITES)) > 20

@@ -272,9 +272,8 @@ async def bounce(cluster: KafkaCluster) -> None:
 
 
 async def sent(process: asyncio.subprocess.Process, records: int, within: float) -> None:
-    """Until the copier has sent so many records, those of aborted transactions included.
-
-    It says so within a transaction, so that it is at work whatever the brokers do.
+    """Wait until the copier has sent `records` records, including those of aborted transactions. It
+    reports them within a transaction, so that a transaction is open whatever the brokers do.
     """
     assert process.stdout is not None
     async with asyncio.timeout(within):

@@ -72,7 +72,7 @@ async def send_with_timeout(
 async def send_column(
     harness: InterruptHarness, injector: Injector | Alarm, rng: random.Random
 ) -> None:
-    """The larger ones open batches within the call."""
+    """Send a column. The larger columns open batches within the call."""
     count, size = rng.choice(((3, 20), (8, 20), (4, 600)))
     await harness.send_many(injector, count, size)
 
@@ -112,7 +112,7 @@ class Planned:
 
     Attributes:
         position: of the call in its round.
-        wait: passes of the loop before it starts.
+        wait: iterations of the event loop before it starts.
     """
 
     position: int

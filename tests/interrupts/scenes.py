@@ -34,7 +34,8 @@ SETTLED_S = 2.0
 
 
 class Token:
-    """The token of a plug-in for one record."""
+    """What the plug-in returns from `on_append` for a record; counts the reports about that
+    record."""
 
     def __init__(self) -> None:
         self.reports = 0
@@ -353,7 +354,7 @@ async def keyed_with_headers(harness: InterruptHarness, injector: Injector | Ala
 
 
 async def submit_slowly(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The fast path accepts no record meanwhile."""
+    """Submit while the fast path accepts no record."""
     appender = harness.producer._lifecycle.runtime.appender
     appender.enabled = False
     try:

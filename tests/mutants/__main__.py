@@ -105,7 +105,7 @@ class Journal:
         return str(self._entries.get(identity(mutation), {"result": ""})["result"])
 
     def add(self, entry: dict[str, Any]) -> None:
-        """The result of a mutant, instead of the one before."""
+        """Store the result of a mutant, which replaces its previous result."""
         self._entries[entry["id"]] = entry
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
@@ -165,7 +165,7 @@ def run(
     *,
     again: bool,
 ) -> None:
-    """The first round of every mutant, then the wider rounds of those that survived it."""
+    """Run the first round of every mutant, then the wider rounds of those that survived it."""
     trees = copies(jobs)
     tests = tests_by_line(trees[0])
     for name in tests.failed:

@@ -177,7 +177,7 @@ def record(tree: Path, test_files: list[Path], cache: Path) -> TestMap:
     """The map of these test files; records those that are not in the cache for this state.
 
     Args:
-        tree: the repository, or a copy of it: the tests run there.
+        tree: the repository, or a copy of it, in which the tests run.
         test_files: relative to the tree.
         cache: folder of what was recorded before.
     """

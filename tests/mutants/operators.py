@@ -1,4 +1,4 @@
-"""The places of a source file that can be mutated, and what to write there.
+"""The places of a source file that can be mutated, and the text to write in each of them.
 
 Python is mutated on its syntax tree, Cython on its lines: Cython has no parser that keeps
 positions. A mutation replaces a range of bytes, so the rest of the file stays as it is.
@@ -25,7 +25,7 @@ class Mutation:
         last_line: last line of the change.
         start: first byte that is replaced.
         end: byte after the last one that is replaced.
-        text: what is written there.
+        text: what replaces these bytes.
         original: the line of the source, stripped.
         ordinal: number of this mutation among those with the same path, scope, kind and original.
     """

@@ -30,8 +30,8 @@ FAR_S: Final = 40.0
 """Like `NEAR_S`, for each part of the second round."""
 _SLACK: Final = 1.5
 _START_S: Final = 6.0
-"""CPU seconds that a round may take: so many times what was recorded, and a start. The tracer takes
-half of what was recorded, so that this is about three times what the tests need."""
+"""A round may take `_SLACK` times the recorded CPU seconds, plus the seconds of a start. The tracer
+takes half of what was recorded, so that this is about three times what the tests need."""
 _WIDER_S: Final = 600
 _SPARK_IDLE_S: Final = 300.0
 _TESTS_FAILED: Final = 1

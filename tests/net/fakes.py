@@ -1,4 +1,4 @@
-"""A loop whose passes are run by the test, and a transport that keeps what is written."""
+"""A loop whose iterations are run by the test, and a transport that keeps what is written."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class HandLoop:
             timer.callback(*timer.args)
 
     def advance_to(self, when: float) -> None:
-        """Fire the timers up to a time one by one, each with the passes that it causes."""
+        """Fire the timers up to a time one by one, each with the iterations that it causes."""
         while self.armed and self.armed[0] <= when:
             self.now = max(self.now, self.armed[0])
             self.fire_due_timers()

@@ -461,7 +461,7 @@ def test_answered_requests_cost_no_timer_work_and_leave_no_timer() -> None:
 
 @pytest.mark.parametrize("early", [20.0, 0.5, 0.01])
 def test_timer_set_for_an_answered_exchange_is_set_again(early: float) -> None:
-    """That of the versions exchange, at 110, is not moved when its answer comes."""
+    """The timer of the ApiVersions exchange, at 110, is not moved when its response arrives."""
     setup = Setup()
     assert setup.loop.armed == [110.0]
     done = setup.send(timeout=10.0 + early)

@@ -364,7 +364,7 @@ def test_alert_that_refuses_our_certificate_is_read_although_the_broker_resets(
             _, protocol = await dialling
             assert isinstance(protocol, Requesting)
             while not protocol.lost.done():
-                refuse()  # uvloop writes at the end of the pass
+                refuse()  # uvloop writes at the end of the iteration
                 await asyncio.sleep(0)
             error = await protocol.lost
             assert isinstance(error, ssl.SSLError), repr(error)
@@ -601,7 +601,8 @@ def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_g
                 dials[0].cancel()
             else:
                 asyncio.get_running_loop().call_soon(dials[0].cancel)
-            if not complete:  # else as if the broker had answered within the same loop pass
+            # If `complete`, the handshake ends in this call, as if the broker had already answered.
+            if not complete:
                 super().do_handshake()
 
     class Keeping(asyncio.Protocol):

@@ -169,7 +169,7 @@ class Pair:
         return bytes(data)
 
     async def write(self, data: bytes) -> None:
-        """What the broker says."""
+        """Send bytes as the broker."""
         if self.peer is None:
             await self.loop.sock_sendall(self.broker, data)
         else:

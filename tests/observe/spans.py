@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 
 
 class CountedSpan(NonRecordingSpan):
-    """Knows how often it was ended, and with what status."""
+    """Counts the calls of `end`, and keeps the status with which it ended."""
 
     def __init__(self, owner: CountingTracer, context: SpanContext) -> None:
         super().__init__(context)
@@ -45,7 +45,7 @@ class CountedSpan(NonRecordingSpan):
 
 
 class CountingTracer(Tracer, TracerProvider):
-    """Its provider too.
+    """A tracer that counts its spans, and its own provider.
 
     Attributes:
         started, open, failed, ended_again: numbers of spans.

@@ -56,7 +56,7 @@ class Results:
 
 
 def disturb(cluster: FakeCluster, rng: random.Random) -> None:
-    """One fault."""
+    """Inject one random fault."""
     kind = rng.randrange(8)
     place = rng.choice(TOPICS), rng.randrange(3)
     if kind == 0:
@@ -143,7 +143,7 @@ def accounted(
 
 
 def check_exposition(registry: CollectorRegistry, producer: Producer[Any, Any]) -> None:
-    """What Prometheus would read is what `metrics()` has."""
+    """Check that Prometheus would read the values of `metrics()`."""
     text, _ = exposition(registry)
     sums: dict[str, float] = defaultdict(float)
     for family in parse(text.decode()):

@@ -90,7 +90,7 @@ async def table(producer: Any) -> Any:
 
 
 async def pending(producer: Any) -> None:
-    """Records for a flush or the end of a transaction to wait for."""
+    """Submit a record that a flush or the end of a transaction has to wait for."""
     await producer.submit("t", VICTIM, partition=0)
 
 
@@ -273,7 +273,8 @@ async def one_case(call: Call, situation: str, *, is_warm: bool, tv: int | None)
         if call.before is not None:
             await call.before(producer)
             undo = SITUATIONS[situation](cluster)
-        if fills and (tv is None or call.before is not None):  # else the call itself does
+        # A transactional call without `before` uses up the memory itself.
+        if fills and (tv is None or call.before is not None):
             fill(producer)
         started = now()
         task = asyncio.ensure_future(call.run(producer))

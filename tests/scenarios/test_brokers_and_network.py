@@ -292,7 +292,7 @@ async def test_f06_frozen_leader_costs_no_more_than_its_failover(
 async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It is the only connected broker."""
+    """The leader is the only connected broker."""
     await history.send()
     cluster.pause(1, failover_s=6)
     frozen = now()
@@ -384,7 +384,8 @@ async def test_f06_frozen_leader_without_successor_keeps_what_it_was_given(
 async def test_f06_frozen_leader_is_left_once_there_is_another(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It accepts connections and does not respond, so no error shows that it was replaced."""
+    """The leader accepts connections and does not respond, so no error shows that it was
+    replaced."""
     sending = asyncio.ensure_future(keep_sending(history, 20, every=0.05))
     await asyncio.sleep(2)
     frozen_at = now()

@@ -171,7 +171,7 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(
 
 @pytest.mark.parametrize("code", [Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED])
 def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code: Code) -> None:
-    """Also if the metadata later reports the topic as missing instead of refused."""
+    """Even if the metadata later reports the topic as missing instead of refused."""
     answers = iter([code])
 
     def refuse_once(message: Any) -> Message:
@@ -276,7 +276,7 @@ async def test_part_of_records_that_break_off_is_never_committed(
 def test_bulk_call_takes_nothing_more_once_close_was_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Although the close itself begins one pass of the loop later."""
+    """Although the close itself begins one iteration of the event loop later."""
     slice_always_over = functools.partial(YieldQueue, slice_length=-1.0)
     monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", slice_always_over)
 

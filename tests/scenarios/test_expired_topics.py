@@ -109,8 +109,9 @@ def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(
 
 
 def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_returned() -> None:
-    """Metadata lack the topic for a while, and then have it again with an old leader. The answer
-    that names the new one comes when nothing of the topic is queued or on the wire any more."""
+    """Metadata lacks the topic for a while, and then contains it again with an old leader. The
+    answer that names the new one comes when nothing of the topic is queued or on the wire any
+    more."""
 
     async def main() -> None:
         options: dict[str, Any] = {

@@ -21,7 +21,7 @@ def judged(
     stored: Sequence[tuple[int, bytes]],
     attempts: Sequence[tuple[bytes, int | BaseException | None]],
 ) -> None:
-    """The result of the check for a log of values and attempts (value, offset or error)."""
+    """Run the check on a log with these values and on attempts (value, offset or error)."""
 
     async def main() -> None:
         cluster = FakeCluster(brokers=1)

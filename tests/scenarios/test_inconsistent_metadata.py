@@ -116,8 +116,8 @@ def test_topic_created_anew_without_topic_ids_is_found_again(idempotent: bool) -
 def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
     idempotent: bool, max_age_ms: int
 ) -> None:
-    """Metadata are fetched between each Produce request and its response, because of their age, or
-    because the broker has not responded for a second. They have the lower epoch, so that the old
+    """Metadata is fetched between each Produce request and its response, because of its age, or
+    because the broker has not responded for a second. It contains the lower epoch, so that the old
     leader is kept, and must not outdate the refusals of the old leader."""
 
     @scenario(
@@ -151,8 +151,9 @@ def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempotent: bool) -> None:
-    """Its old id is from a broker that was replaced by one without topic ids, or that is not asked
-    again because it is the busier one. The leader knows ids, and only the new one."""
+    """The old topic id is from a broker that was replaced by one without topic ids, or that is not
+    asked again because it is the busier one. The leader supports ids, and knows only the new
+    one."""
 
     @scenario(partitions=1, delivery_timeout_ms=30_000, linger_ms=0, enable_idempotence=idempotent)
     async def play(cluster: FakeCluster, producer: Producer[Any, Any], history: History) -> None:
@@ -184,8 +185,8 @@ def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempote
 async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It is cut off from the controller and returns what it knew. As it leads nothing, it is idle,
-    and is therefore asked first each time."""
+    """The broker is cut off from the controller and returns what it knew. It leads nothing, so it
+    is idle and is asked first each time."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch

@@ -1,5 +1,5 @@
-"""F77: every pass of the loop exceeds its time slice, so that a task that keeps sending waits,
-under every fault."""
+"""F77: every iteration of the event loop exceeds its time slice, so that a task that keeps sending
+waits, under every fault."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_produce_cut_without_retries_is_acked_or_told_truly(way: str) -> None:
 
 
 async def first_send(prepare: Callable[[FakeCluster], None]) -> None:
-    """The first record of a producer whose start is disturbed."""
+    """Send the first record of a producer whose start is disturbed."""
     async with harness() as (cluster, _, history):
         prepare(cluster)
         attempt = await history.send()

@@ -104,7 +104,8 @@ def test_record_after_one_given_up_behind_an_append_is_stored(code: int, end: st
             offsets = [attempt.metadata.offset for attempt in later]
             assert offsets == [values.index(attempt.value) for attempt in later]
             assert not given_up.acked
-            if code not in CHECKED_BEFORE_THE_APPEND:  # else no broker behaves like that
+            # No broker appends and then returns a code that it checks before the append.
+            if code not in CHECKED_BEFORE_THE_APPEND:
                 assert error_of(given_up).outcome is Outcome.UNKNOWN
                 history.check()
 

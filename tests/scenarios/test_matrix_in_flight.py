@@ -41,7 +41,7 @@ ONE_EACH: dict[str, Any] = {"linger_ms": 0, "batch_size": 1}
 
 
 def script(cluster: FakeCluster, fates: Sequence[Fate], *, appended: bool) -> None:
-    """Let the next requests meet these outcomes; the first is held until all five are there."""
+    """Let the next requests meet these outcomes; the first is held until all five have arrived."""
     seen = itertools.count()
 
     def control(request: faults.Request) -> faults.Reaction | None:
@@ -90,7 +90,7 @@ def play_all(part: int, parts: int) -> int:
 
 
 def play_one(fates: Sequence[Fate], appended: bool) -> None:
-    """One case; a failure names it."""
+    """Run one case. Its failure names the case."""
     try:
         play(lambda: five_in_flight(fates, appended=appended))
     except BaseException as error:
@@ -217,7 +217,7 @@ def heal(cluster: FakeCluster) -> None:
 
 
 async def misfortune(cluster: FakeCluster, rng: random.Random) -> None:
-    """One random fault of a cluster, with at most one broker down at a time."""
+    """Inject one random fault into a cluster, with at most one broker down at a time."""
     down = [b.broker_id for b in cluster.brokers.values() if b.is_paused or not b.is_up]
     dice = rng.random()
     if down:

@@ -127,7 +127,7 @@ async def round_trip_later(
 
 @pytest.mark.parametrize("profile", ["1.0", "2.1", "2.8", "3.9", "4.0"])
 def test_metadata_from_an_old_broker_and_produce_to_a_new_one(profile: str) -> None:
-    """In the middle of an upgrade topic ids may be missing although Produce 13 is there."""
+    """In the middle of an upgrade topic ids may be missing although Produce 13 is available."""
 
     async def main() -> None:
         async with harness(partitions=3, bootstrap_servers="broker1:9092") as (cluster, _, history):

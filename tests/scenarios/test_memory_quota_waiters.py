@@ -10,7 +10,7 @@ from tests.scenarios.scenario_helpers import harness, now, play, until
 
 
 def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> None:
-    """It is served before callers that came later."""
+    """The caller is served before callers that came later."""
 
     async def main() -> None:
         options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384}

@@ -627,8 +627,8 @@ async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(
 async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The schema allows no null there. A client that refuses the response never learns of the gap,
-    and every batch of the partition meets it again until its delivery timeout."""
+    """The schema does not allow null for the list. A client that refuses the response never learns
+    of the gap, and every batch of the partition meets it again until its delivery timeout."""
 
     def null_record_errors(request: faults.Request, message: Any) -> Any:
         if request.api_key != 0:
@@ -663,9 +663,9 @@ async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
 async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Both copies wait in a connection that was given up. The first record ends with outcome
-    UNKNOWN, and the second one is out of order. If it were renumbered, it would be stored twice
-    when the old copies arrive."""
+    """Copies of both records wait in a connection that was given up. The first record ends with
+    outcome UNKNOWN, and the second one is out of order. If the second one were renumbered, it would
+    be stored twice when the old copies arrive."""
     await history.send()
     link = cluster.network.links_to("broker1", 9092)[-1]
     link.up.stall()

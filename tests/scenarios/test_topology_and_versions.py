@@ -140,7 +140,8 @@ async def test_f52_topic_recreated_behind_a_retry_that_names_the_topic_keeps_the
 async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """It names a leader epoch that the new topic, whose epochs begin again, does not reach."""
+    """The hint names a leader epoch that the new topic, whose epochs begin again, does not
+    reach."""
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
     old_leader = cluster.topics["t"].partitions[0].leader
@@ -300,8 +301,8 @@ async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
 
 
 def reinstall(cluster: FakeCluster, cluster_id: str) -> None:
-    """All brokers lose their disks: a new cluster at the same addresses, which gives producer ids
-    from the beginning again."""
+    """Let all brokers lose their disks. The result is a new cluster at the same addresses, which
+    assigns producer ids from the beginning again."""
     for broker_id in cluster.brokers:
         cluster.kill(broker_id)
     cluster.delete_topic("t")

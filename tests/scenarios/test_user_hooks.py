@@ -87,7 +87,7 @@ def test_object_in_all_roles_is_configured_and_closed_once() -> None:
 
 
 def test_callable_object_in_the_role_of_a_partitioner_is_closed_too() -> None:
-    """It is wrapped inside."""
+    """The producer wraps such an object in another one."""
 
     class Callable(Everything):
         partition = None  # type: ignore[assignment]

@@ -144,7 +144,7 @@ def test_revocation_list_that_vanishes_between_look_and_use_is_a_refusal(tmp_pat
 def test_client_key_where_memory_files_do_not_exist_is_readable_by_its_user_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is deleted immediately afterwards."""
+    """The file with the key is deleted immediately afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(os, "memfd_create")
     modes: list[int] = []

@@ -640,7 +640,8 @@ def test_s8_oauthbearer_status_that_is_our_token_is_not_told() -> None:
 def test_s8_debug_mode_of_asyncio_logs_no_secret(
     mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It logs callbacks with their arguments and the results of futures; here every one of them."""
+    """Debug mode logs callbacks with their arguments and the results of futures; in this test all
+    of them."""
     caplog.set_level(logging.DEBUG)
 
     async def main() -> None:

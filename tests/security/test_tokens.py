@@ -228,7 +228,7 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint: End
 def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
     endpoint: Endpoint, expires_in: float | str | None, claim: float | None, kept: bool
 ) -> None:
-    """Its own `exp` counts too: by that the broker ends the session."""
+    """The claim `exp` of the token counts too, because the broker ends the session by it."""
     token = "opaque"
     if claim is not None:
         body = json.dumps({"exp": time.time() + claim}).encode()
@@ -703,7 +703,7 @@ def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_f
 def test_forked_child_does_not_wait_for_a_request_of_its_parent(
     monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint
 ) -> None:
-    """The parent's thread does not exist there."""
+    """The parent's thread does not exist in the child."""
 
     async def main() -> None:
         tokens = provider(endpoint)

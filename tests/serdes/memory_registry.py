@@ -63,7 +63,7 @@ class MemoryRegistry:
         return self._ids.setdefault(text, len(self._ids) + 1)
 
     def guid(self, number: int) -> uuid.UUID:
-        """That of an id."""
+        """The GUID of a schema with this id."""
         return uuid.UUID(int=number << 64 | number)
 
     def answer(self, method: str, path: str, document: Any) -> tuple[int, Any]:

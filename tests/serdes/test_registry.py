@@ -29,7 +29,7 @@ FOUND = {"id": 7, "guid": "00000000-0000-0000-0000-000000000007", "version": 2}
 
 
 class Server:
-    """A server of http or https that returns `answer` with `status`."""
+    """The state of an HTTP or HTTPS server that responds with `status` and `answer`."""
 
     def __init__(self) -> None:
         self.answer: Any = FOUND

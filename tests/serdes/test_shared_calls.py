@@ -147,7 +147,7 @@ async def test_call_that_ends_while_its_task_is_made_has_its_answer() -> None:
             coroutine.send(None)
 
         async def ended() -> None:
-            """What is left of the call."""
+            """Stands for a call that has already ended."""
 
         return asyncio.Task(ended(), loop=loop)
 

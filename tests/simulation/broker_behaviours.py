@@ -57,7 +57,7 @@ class Temperaments:
 
     Attributes:
         legality: of each temperament, its docstring.
-        throttle_ms: in every answer, 0 if not throttled.
+        throttle_ms: in every answer, or 0 if not throttled.
         handshake_s: seconds until a connection is up, at most, after a failed attempt.
     """
 

@@ -30,7 +30,7 @@ MAYBE_APPENDED = (-1, 6, 7, 13, 20, *UNKNOWN_CODES)
 MAX_SEQUENCE = 2**31 - 1
 FULL_WINDOW = 256 * 1024
 TRICKLE_S = 0.05
-"""How long bytes trickle: every one of them costs a pass of the loop."""
+"""How long bytes trickle: every one of them costs an iteration of the event loop."""
 
 Where = tuple[str, int]
 
@@ -235,7 +235,7 @@ class Misfortunes:
         config.max_message_bytes = self.rng.choice((1_048_588, 2_500, 8_000))
 
     def vanish(self) -> None:
-        """Metadata do not have a topic for a while (0105 topic_disappears_for_awhile)."""
+        """Metadata does not contain a topic for a while (0105 topic_disappears_for_awhile)."""
         topic = self.rng.choice(TOPICS)
 
         def without(message: Any) -> Any:
@@ -258,12 +258,12 @@ class Misfortunes:
         self._vanished.clear()
 
     def stale(self) -> None:
-        """A broker's metadata stay as they are while the others continue."""
+        """A broker's metadata stays as it is while the others continue."""
         self.cluster.freeze_view(self.rng.choice(list(self.cluster.brokers)))
 
     def lag(self) -> None:
-        """For some responses, the metadata of a broker stay completely as they are now, including
-        the list of brokers and partitions."""
+        """For some responses, the metadata of a broker stays completely as it is now, including the
+        list of brokers and partitions."""
         broker = self.rng.choice(list(self.cluster.brokers.values()))
         brokers = _brokers_of(self.cluster)
         counts = {name: len(topic.partitions) for name, topic in self.cluster.topics.items()}

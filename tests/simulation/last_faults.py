@@ -131,7 +131,7 @@ class LastFault:
 
     async def far_broker(self) -> None:
         """One broker answers after some seconds, the others cannot be connected any more. Metadata
-        are asked for at the one that answers, not after all others have been tried."""
+        is requested from the one that answers, not after all others have been tried."""
         partition = self.cluster.topics[TOPICS[0]].partitions[0]
         assert partition.leader is not None, "everything has been healed"
         far = self.cluster.brokers[partition.leader]

@@ -227,12 +227,12 @@ class Judge:
 
     def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
         """The requested timestamp; otherwise the time of the producer's wall clock during the
-        submission, which a fault may have set in between."""
+        submission, which a fault may have set meanwhile."""
         told = place.timestamp_ms
         if attempt.timestamp_ms is not None:
             _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)
             return
-        # The clock is read once in a pass of the loop, and a pass may be as long as a stall.
+        # The clock is read once in an iteration of the event loop, which may be as long as a stall.
         pass_began = attempt.started_at
         for since, until in reversed(self.misfortunes.stalls):
             if until == pass_began:
@@ -243,8 +243,8 @@ class Judge:
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
         """How often the brokers of a log lost the state of the producer before they appended the
-        last copy of this record: while the record was in flight, or earlier without an append in
-        between. A copy in a connection that was given up may arrive at any time."""
+        last copy of this record: while the record was in flight, or earlier without a later append.
+        A copy in a connection that was given up may arrive at any time."""
         instants = self._amnesia_of(log)
         if not instants:
             return 0
@@ -324,7 +324,7 @@ class Judge:
                 expired_at = min(attempt.settled_at, attempt.started_at + self._delivery_s(attempt))
                 open_still = [one for one in attempts if not self._tells(one, expired_at)]
             if isinstance(error, ProducerClosed | ProducerFailed):
-                # In one pass of the loop the producer ended, then it received the answer.
+                # In one iteration of the event loop the producer ended, then received the answer.
                 open_still += [one for one in attempts if one.heard_at == attempt.settled_at]
             _demand(bool(open_still), "each attempt was refused: {} {}", attempt, attempts)
         else:

@@ -62,7 +62,8 @@ class Totals:
             examples = self.mild_at.setdefault(name, [])
             if len(examples) < EXAMPLES:
                 examples.append(seed)
-        self.hash ^= found.trace * (2 * seed + 1) % 2**64  # in whatever order seeds end
+        # The result does not depend on the order in which seeds end.
+        self.hash ^= found.trace * (2 * seed + 1) % 2**64
 
     def merge(self, other: Totals) -> None:
         """Add the sum of other seeds."""

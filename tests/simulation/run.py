@@ -49,7 +49,8 @@ STEPS = 30
 LONGEST_S = 3_600.0
 """Virtual seconds after which a seed counts as hanging; healthy ones take some hundred at most."""
 MOST_PASSES = 200_000
-"""Passes of the loop after which a seed counts as hanging; healthy ones make some thousand."""
+"""Iterations of the event loop after which a seed counts as hanging; healthy ones make some
+thousand."""
 STUCK_S = 6.0
 """Once everything is healed, no partition with records waiting may go longer without an outcome:
 three backoffs of 1 s each with jitter, and what the cluster needs."""
@@ -340,7 +341,7 @@ class Simulation:
 
     def _connecting_s(self) -> float:
         """What slow handshakes add: one that is too short, a pause, one that succeeds, and the same
-        again for the leader that the metadata name."""
+        again for the leader that the metadata names."""
         return 4 * self.temperaments.handshake_s
 
     def recovery_s(self) -> float:

@@ -103,7 +103,8 @@ class Wire:
 
     @contextlib.contextmanager
     def watch_unwritten(self) -> Iterator[None]:
-        """Note the requests that are sent on a connection which broke in the same pass of the loop.
+        """Note the requests that are sent on a connection which broke in the same iteration of the
+        event loop.
 
         `Connection` writes nothing to a transport that is closing already, so no recording holds
         them. All the same each of them is an attempt: it is in flight until `connection_lost` ends
@@ -113,7 +114,7 @@ class Wire:
 
         def watched(connection: Connection, *args: Any, **options: Any) -> None:
             channel = connection.channel
-            before = len(channel._outgoing)  # left by earlier requests of the same pass
+            before = len(channel._outgoing)  # left by earlier requests of the same iteration
             send(connection, *args, **options)
             transport = connection._transport
             left = b"".join(channel._outgoing[before:])

@@ -17,7 +17,7 @@ from tests.chaos.proxy import FaultyNetwork
 
 STEP = 0.01
 SAMPLE_EVERY = 50
-"""Every so many records one's latency is noted."""
+"""The latency of one record of this many is noted."""
 TOPICS = tuple(f"soak-{number}" for number in range(4))
 KEYS = [b"key-%d" % number for number in range(997)]
 VALUE = b"v" * 100
@@ -45,8 +45,8 @@ class ProxyDialer(TcpDialer):
 
 
 class Load:
-    """Records through `submit`, half of them keyed, to several topics; and now and then a producer
-    that lives for one record only.
+    """Sends records through `submit`, half of them keyed, to several topics. Occasionally it
+    creates a producer for one record.
 
     Attributes:
         refused: records that `submit` did not take.

@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judged(samples: Sequence[Sample], rate: float, failed: int) -> dict[str, Verdict]:
-    """By name, of a load of `rate` records/s of which so many failed."""
+    """The verdicts by name on a load of `rate` records/s, of which `failed` records failed."""
     quiet = [sample for sample in samples if sample["quiet"]]
     quarter = max(1, len(quiet) // 4)
     first, last = quiet[:quarter], quiet[-quarter:]

@@ -31,7 +31,7 @@ PARTS = 3
 
 
 def stream(servers: str, topic: str, folder: str, delivery: str, master: str) -> None:
-    """The driver's program: runs until it is killed, or until a file named stop appears."""
+    """Run the driver's program until it is killed, or until a file named stop appears."""
     from pyspark.sql import SparkSession
 
     from tests.spark.integration.spark_helpers import rate, start_stream
@@ -108,7 +108,7 @@ class Campaign:
         self.log = (self.folder / "driver.log").open("ab")
 
     def start(self) -> None:
-        """A new driver process, in a separate group."""
+        """Start a new driver process, in a separate process group."""
         self.starts += 1
         command = [sys.executable, "-m", "tests.spark.campaign", "--stream", self.servers]
         command += [self.topic, str(self.folder), self.arguments.delivery, self.arguments.master]

@@ -229,15 +229,16 @@ class Query:
         return [await self.task(batch, number, rows) for number, rows in enumerate(parts)]
 
     async def commit(self, messages: list[Prepared], batch: int | None = None) -> None:
-        """The driver's commit, by a separate writer, as Spark makes one for each."""
+        """Commit as the driver does, with a separate writer, because Spark creates one for each
+        commit."""
         await TransactionEnder(self.options, batch).commit(messages)
 
     async def abort(self, messages: list[Prepared], batch: int | None = None) -> None:
-        """The driver's abort."""
+        """Abort as the driver does."""
         await TransactionEnder(self.options, batch).abort(messages)
 
     async def run(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
-        """A whole batch; after a failed commit Spark calls abort."""
+        """Run a whole batch. After a failed commit, abort it, as Spark does."""
         messages = await self.tasks(batch, parts)
         try:
             await self.commit(messages, batch)
@@ -247,7 +248,8 @@ class Query:
         return messages
 
     async def crash(self, messages: list[Prepared], batch: int, *, ended: int) -> None:
-        """A driver that dies after its decision and this many EndTxn; its process ends too."""
+        """Let the driver die after its decision and `ended` EndTxn requests. Its process ends
+        too."""
         ender = TransactionEnder(self.options, batch)
         async with ender._cluster_client() as client:
             deadline = client.loop.time() + 60.0
@@ -256,7 +258,7 @@ class Query:
         await self.restart()
 
     async def restart(self) -> None:
-        """Another driver process, and other workers: nothing is kept."""
+        """Start another driver process and other workers, which keep nothing."""
         await self.thread.drop(lambda key: True)
         driver_commit._swept.clear()
 

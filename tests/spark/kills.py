@@ -62,7 +62,7 @@ class Child:
         return self._done
 
     def result(self) -> Any:
-        """What the function returned, the text of its error, None if it was killed."""
+        """What the function returned, the text of its error, or None if it was killed."""
         with os.fdopen(self._read, "rb") as pipe:
             data = pipe.read()
         if not self._done:
@@ -109,7 +109,7 @@ class Spark:
         self.batches += 1
 
     def _attempt(self) -> bool:
-        """One run of the batch: True if it succeeded, False if it must be replayed."""
+        """One run of the batch: True if it succeeded, or False if it must be replayed."""
         messages = self._tasks()
         if messages is None:
             return False

@@ -101,9 +101,8 @@ class Log:
         append_time: int | None = None,
         payload: bytes | None = None,
     ) -> None:
-        """A batch of records with these values; every value stands in the key and a header too.
-
-        `payload` is there instead of them as it is, under a good CRC.
+        """Append a batch of records with these values; each value is also the key and a header. If
+        `payload` is given, it replaces the records unchanged, with a correct CRC.
         """
         records = [
             PlainRecord(WHEN + number, f"k-{value}".encode(), value.encode(),
@@ -125,7 +124,7 @@ class Log:
         self._put(head + packed, len(values), producer, transactional, None)
 
     def mark(self, producer: int, *, commit: bool) -> None:
-        """The control batch that ends a producer's transaction."""
+        """Append the control batch that ends a producer's transaction."""
         key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 0)
         payload = encode_records([PlainRecord(WHEN, key, value, [])], WHEN)
         head = batch_header(

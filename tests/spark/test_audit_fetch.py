@@ -51,7 +51,8 @@ MAX_REQUEST_S = 10.0
 
 
 class World:
-    """A cluster with one readable partition, and a session with it."""
+    """A fake cluster with one partition that can be fetched, and a `ClusterClient` connected to the
+    cluster."""
 
     def __init__(self, **versions: int) -> None:
         self.loop = asyncio.get_running_loop()
@@ -217,7 +218,7 @@ async def test_batch_that_is_cut_off_is_fetched_again() -> None:
 
 @in_virtual_time
 async def test_offsets_that_compaction_took_are_no_reason_to_wait() -> None:
-    """Also at the end of the range, where the next batch lies behind it."""
+    """That holds also at the end of the range, where the next batch lies behind it."""
     async with World() as harness:
         harness.log.write("a")
         harness.log.skip(3)

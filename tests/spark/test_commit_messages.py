@@ -121,7 +121,7 @@ def test_prepared_message_is_picklable() -> None:
 
 
 def test_report_says_which_tasks_of_a_replayed_batch_were_skipped() -> None:
-    """They have rows and no ranges."""
+    """The skipped tasks have rows and no ranges."""
     fields: dict[str, Any] = {"rows": 5, "size": 9, "seconds": 0.5}
     sent = Prepared(**report_fields(TASK, ranges={("t", 0): Range(0, 4, 5)}, **fields))
     skipped = Prepared(**report_fields(TASK, ranges={}, **fields), skipped=True)

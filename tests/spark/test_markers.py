@@ -23,7 +23,7 @@ GROUP = "p.q.0"
 
 
 class World:
-    """A cluster, and a session with it."""
+    """A fake cluster, and a `ClusterClient` connected to the cluster."""
 
     def __init__(self, versions: tuple[int, int] = (1, 9)) -> None:
         self.loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ class World:
         assert self.cluster.violations == []
 
     def commit(self, topic: str, marker: Marker, *, offset: int | None = None) -> None:
-        """What a committed transaction has left."""
+        """Store the offset that a committed transaction leaves."""
         (found,) = marker.offsets([topic]).values()
         kept = CommittedOffset(found.offset if offset is None else offset, found.metadata)
         offsets = self.cluster.transactions.committed_offsets.setdefault(GROUP, {})

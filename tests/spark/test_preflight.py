@@ -59,7 +59,7 @@ def refusal(patch: pytest.MonkeyPatch, make: Callable[[], FakeCluster], **option
 
 
 def allow(cluster: FakeCluster, operations: int) -> None:
-    """Metadata tell these operations."""
+    """Let Metadata responses contain these authorized operations."""
 
     def tell(request: Request, message: Any) -> Any:
         if request.api_key != METADATA or request.version < 8:
@@ -321,7 +321,7 @@ class Clock:
 def test_result_counts_for_a_minute_and_for_the_same_options(
     now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a loop whose clock has just begun."""
+    """That holds also for a loop whose clock has just begun."""
     clock = Clock(now)
 
     def loop_thread(kind: str) -> Clock:

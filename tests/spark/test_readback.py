@@ -74,7 +74,8 @@ def test_readback_equals_the_reference_reader(rows: list[Any]) -> None:
 @given(st.lists(RECORD, min_size=1, max_size=5), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_readback_of_damaged_bytes_raises_or_reads(rows: list[Any], rng: random.Random) -> None:
-    """It reads no more than the bytes available: the length check of the test detects more."""
+    """Readback reads no more than the available bytes: the length check of the test detects
+    more."""
     (batch,) = read_batches(built(rows))
     damaged = bytearray(batch.payload)
     for _ in range(3):
@@ -244,7 +245,8 @@ def test_hash_of_headers_passes_over_what_lies_beneath_a_null() -> None:
 
 
 def test_hash_is_this_number() -> None:
-    """It is compared with one that another version of aiokprod, Python or pyarrow committed."""
+    """The hash of a replay is compared with one that another version of aiokprod, Python or pyarrow
+    has committed."""
     headers = [{"key": "h", "value": b"\x00\xff"}, {"key": "", "value": None}]
     table = wide_table([(headers, 3, 1_700_000_000_123), (None, None, None), ([], -1, -1)])
     assert hash_rows(table) == 0x999177BFB7F5C7D2

@@ -292,7 +292,7 @@ def test_commit_that_is_cancelled_before_its_end_is_sent_is_not_in_doubt(
 
 
 def hide(cluster: SparkCluster, broker: int) -> None:
-    """It coordinates everything, and the metadata never list it."""
+    """Let the broker coordinate everything, although the metadata never lists it."""
     cluster.coordinator_ids = (broker,)
     for topic in cluster.topics.values():
         for partition in topic.partitions:
@@ -813,8 +813,8 @@ def test_replay_after_deletion_of_the_topic_of_a_committed_task_writes_only_its_
 def test_markers_that_expired_before_their_decision_are_reported(
     missing: str, tasks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are older: a task commits its marker before the driver decides. The committed task may
-    be one that the replay does not have."""
+    """The markers are older than the decision, because a task commits its marker before the driver
+    decides. The committed task may be one that the replay does not have."""
     retention_s = 3600.0
     numbers = ([11], [10]) if tasks == 2 else ([10, 11],)
 
@@ -847,7 +847,8 @@ def test_markers_that_expired_before_their_decision_are_reported(
 def test_replay_of_a_batch_of_which_nothing_was_committed_misses_no_marker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Decided, then the driver died; the markers of the batch before are there."""
+    """The batch was decided, then the driver died; the markers of the previous batch still
+    exist."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -950,7 +951,7 @@ def table(topic: str, count: int) -> Any:
 def test_failed_task_counts_the_rows_of_every_table(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were acknowledged long before, too."""
+    """That includes tables that were acknowledged long before."""
 
     async def body() -> None:
         cluster = SparkCluster()

@@ -448,7 +448,7 @@ def test_cancelled_sending_is_waited_for(harness: World, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("given", [PLAIN, JOB], ids=["at_least_once", "transactional"])
 def test_task_that_spark_gave_up_tells_no_success(harness: World, given: dict[str, str]) -> None:
-    """Its iterator ends as if the rows were complete."""
+    """The iterator of the task ends as if the rows were complete."""
     ours, theirs = socket.socketpair()
     harness.in_task()
 

@@ -368,7 +368,7 @@ async def test_scripted_produce_errors_come_in_order(cluster: FakeCluster) -> No
 
 
 async def committed_offset(cluster: FakeCluster, client: RawClient, where: tuple[str, int]) -> None:
-    """A transaction of "x" that commits offset 7 of group "g", with metadata."""
+    """Run a transaction of "x" that commits offset 7 of group "g", with metadata."""
     code, producer_id, epoch = cluster.transactions.init("x", 10_000, -1, -1)
     assert code == Code.NONE
     cluster.transactions.add("x", set(), "g")
@@ -799,8 +799,9 @@ async def after_restart(cluster: FakeCluster, *answers_of: int) -> Any:
 async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer(
     cluster: FakeCluster,
 ) -> None:
-    """Its snapshot has no more; replicas that ran on recognise all, with the timestamp that Kafka
-    answers for a batch that is in the log already."""
+    """The snapshot of the broker contains no other batches. Replicas that continued to run
+    recognise all batches, with the timestamp that Kafka returns for a batch that is already in the
+    log."""
     gap = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     known = [(0, 0, 50), (0, 1, 51), (0, 2, 52)]
     assert await after_restart(cluster, 2, 1) == [*known, (gap, -1, -1), (gap, -1, -1), (0, 2, 52)]

@@ -29,7 +29,7 @@ from tests.transactions.transaction_helpers import (
 
 
 async def found_out(producer: Producer[Any, Any], first: str) -> None:
-    """The transaction that meets the expired id."""
+    """Run the transaction that meets the expired id."""
     await producer.begin_transaction()
     if first == "record":
         call: Any = producer.send("t", b"lost", partition=0)

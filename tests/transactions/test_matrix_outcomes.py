@@ -231,7 +231,7 @@ async def one_case(
 
 
 async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """The next transaction is not affected."""
+    """Check that the next transaction is not affected."""
     before = sorted(value or b"" for value in committed(cluster))
     report = await transact(producer, b"2", commit=False)
     assert report.error is None, report
@@ -283,7 +283,7 @@ INTERRUPTIONS = ["another instance", "abort", "close", "timeout"]
 async def interrupted_case(
     api: int, code: int, interruption: str, *, tv: int, processed: bool
 ) -> Report:
-    """The response has a code that is retried; something happens before the retry."""
+    """The response contains a code that is retried; something happens before the retry."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(

@@ -107,8 +107,9 @@ class TransactionHarness:
     # -- temperaments -----------------------------------------------------------------------------
 
     def coordinators_elsewhere(self) -> None:
-        """Metadata do not list the coordinators: a proxy or gateway keeps them apart, or the
-        metadata cache of the broker that was asked has not heard of a new one yet."""
+        """Metadata does not list the coordinators, because a proxy or gateway returns separate
+        addresses for them, or because the metadata cache of the broker that was asked does not
+        contain a new one yet."""
         self.cluster.brokers[4].is_listed = False
         self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
 
@@ -225,7 +226,7 @@ class TransactionHarness:
         return {(p, value) for p, value in found if value and value.startswith(b"%d-" % number)}
 
     async def transaction(self, producer: Producer[Any, Any], number: int) -> None:
-        """One transaction; notes the outcome reported to the application."""
+        """Run one transaction and note the outcome reported to the application."""
         self.fates[number] = ABORTED
         sent = self.sent[number] = set()
         await producer.begin_transaction(timeout=100)
@@ -362,8 +363,8 @@ class TransactionHarness:
         partitions: tuple[int, ...],
         sent: set[tuple[int, bytes]],
     ) -> None:
-        """A record every few ms, so that a throttle has always just begun, and other brokers answer
-        while it lasts."""
+        """Submit a record every few ms, so that a throttle has always just begun, and other brokers
+        answer while it lasts."""
         for part in range(100_000):
             value, partition = b"%d-%d" % (TRANSACTIONS, part), partitions[part % len(partitions)]
             await producer.submit("t", value, partition=partition)

@@ -68,7 +68,8 @@ async def test_batch_in_doubt_that_is_too_large_is_divided_and_committed(
 async def test_rest_of_a_divided_batch_is_not_sent_once_a_part_has_failed(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """It never left under its own sequence, and brokers that verify a transaction refuse it."""
+    """The rest was never sent under its own sequence, and brokers that verify a transaction refuse
+    it."""
     await producer.begin_transaction()
     cluster.fail_produce(("t", 0), Code.MESSAGE_TOO_LARGE, times=2)
     first, second = [await producer.submit("t", b"%d" % n, partition=0) for n in range(2)]

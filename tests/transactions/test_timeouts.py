@@ -66,7 +66,7 @@ ENDERS: dict[str, Ender] = {
 
 
 async def outcome_of(producer: Producer[Any, Any], end: Ender, timeout: float) -> KafkaError | None:
-    """The error of the call, None if it succeeded; it ends in time."""
+    """The error of the call, or None if it succeeded; it ends in time."""
     started = now()
     error = None
     try:

@@ -321,7 +321,7 @@ async def test_f44_record_expired_before_it_was_sent_commit_fails(
 async def test_f44_partition_of_a_cancelled_record_is_not_waited_for(
     cluster: FakeCluster, producer: Producer[Any, Any], others: bool
 ) -> None:
-    """Its topic is deleted meanwhile, so that the coordinator never adds the partition."""
+    """The topic is deleted meanwhile, so that the coordinator never adds the partition."""
     cluster.create_topic("gone", 1)
     await producer.warm(["t", "gone"])
     await producer.begin_transaction()

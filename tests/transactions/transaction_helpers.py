@@ -41,7 +41,8 @@ async def with_world(
     options: dict[str, Any],
     parameters: dict[str, Any],
 ) -> None:
-    """A cluster of one protocol with topic "t", and a transactional producer that is closed."""
+    """Run `main` with a cluster of one protocol that has topic "t", and with a transactional
+    producer that is closed at the end."""
     made = FakeCluster(network=MemoryNetwork(), transaction_version=tv, **cluster)
     made.create_topic("t", 3)
     producer = make_producer(made, transactional_id=ID, **options)
@@ -105,13 +106,13 @@ def stable(cluster: FakeCluster, topic: str = "t") -> bool:
 
 
 async def one(producer: Producer[Any, Any], value: bytes, **options: Any) -> None:
-    """A committed transaction of one record."""
+    """Commit a transaction of one record."""
     async with producer.transaction(**options):
         await producer.send("t", value, partition=0)
 
 
 async def full(producer: Producer[Any, Any], value: bytes, *, send: Any = None) -> None:
-    """A transaction that makes every kind of request."""
+    """Commit a transaction that makes every kind of request."""
     async with producer.transaction(timeout=100) as txn:
         await producer.submit("t", value, partition=0)
         await producer.submit("t", value, partition=1)
@@ -119,7 +120,7 @@ async def full(producer: Producer[Any, Any], value: bytes, *, send: Any = None) 
 
 
 async def failing(producer: Producer[Any, Any], error: Exception) -> None:
-    """A transaction whose body raises after a record and offsets were sent."""
+    """Run a transaction whose body raises after a record and offsets were sent."""
     async with producer.transaction() as txn:
         await producer.send("t", b"aborted", partition=0)
         await txn.send_offsets({("in", 0): 9}, "g")

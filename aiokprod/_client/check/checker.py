@@ -86,7 +86,7 @@ class _Checker:
         finally:
             if self._client is not None:
                 await self._client.close(_CLOSE_S)
-        with contextlib.suppress(TimeoutError):  # a provider that hangs
+        with contextlib.suppress(TimeoutError):  # a provider that hangs yields no findings
             async with asyncio.timeout_at(self._deadline):
                 found += await check_token(
                     self._config, self._environment.unix_ms, refused=self._refused
@@ -135,7 +135,7 @@ class _Checker:
             several: the name has several addresses, some of which cannot be reached: the client
                 tries one after the other.
         """
-        # The broker may have closed the connection by accident: try again.
+        # Try again, because the broker may have closed the connection by accident.
         attempts = _ADDRESSES if several else 2
         try:
             while True:

@@ -16,7 +16,7 @@ _MAX_ADDRESSES: Final = 8
 _CONNECT_S: Final = 3.0
 """Limit for the connection to one address, in seconds."""
 
-REACH: Final = "check host and port, that the broker runs, and that no firewall is in between"
+REACH: Final = "check host and port, that the broker runs, and that no firewall blocks them"
 
 
 async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[Finding]:

@@ -60,7 +60,7 @@ class ClusterClient:
 
     Args:
         config: servers, security and timeouts.
-        patience: seconds; None stands for socket_connection_setup_timeout_ms, like in the producer.
+        patience: seconds; None stands for socket_connection_setup_timeout_ms, as in the producer.
     """
 
     def __init__(
@@ -184,7 +184,8 @@ class ClusterClient:
 
         Args:
             where: node id of a broker in the metadata; a coordinator at the address that
-                FindCoordinator returned, even if the metadata do not list it; None for any broker.
+                FindCoordinator returned, even if the metadata does not list it; None for any
+                broker.
 
         Raises:
             AuthenticationError: the broker (None: every broker) refuses the credentials.
@@ -236,9 +237,8 @@ class ClusterClient:
                 wakeup.clear()
                 now = self.loop.time()
                 if isinstance(where, Node):
-                    node_id = self.client.coordinator_id(
-                        where
-                    )  # the id changes once the metadata list the node
+                    # The id changes once the metadata lists the node.
+                    node_id = self.client.coordinator_id(where)
                     ended = self._ended.get(node_id)
                     if isinstance(ended, NetworkError) and ended is not before.get(node_id):
                         raise ended.copy()  # another broker may be the coordinator by now
@@ -318,8 +318,8 @@ class ClusterClient:
     ) -> dict[str, Any]:
         """Send a request about many keys: one to each coordinator, concurrently.
 
-        Keys that a response leaves out, or for which it has a retriable error code, are requested
-        again. Otherwise like `coordinate`.
+        Keys that a response leaves out, or for which it contains a retriable error code, are
+        requested again. Otherwise like `coordinate`.
 
         Args:
             request: builds the request for some of the keys.

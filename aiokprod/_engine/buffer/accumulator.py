@@ -241,8 +241,8 @@ class RecordAccumulator:
             queue.core = None
         if core.record_count:
             return  # a signal handler or a finalizer has appended a record meanwhile
-        # The application may keep handles of withdrawn records; they must not keep the engine
-        # alive.
+        # Drop the reference: the application may keep handles of withdrawn records, which must not
+        # keep the engine alive.
         core.owner = None
         if queue.let_go(core, self._memory):
             self._quota.returned(queue.node)
@@ -278,12 +278,12 @@ class RecordAccumulator:
             return
         head = queue.batches[0]
         if head.state is COMPRESSING:
-            return  # `Sender.on_batch_compressed` puts it back
+            return  # `Sender.on_batch_compressed` classifies it again
         if head.not_before > now:
             heapq.heappush(self._due, (head.not_before, next(self._tickets), queue))
         elif (
             len(queue.batches) > 1
-            or head.core is not queue.core  # not open: full, or a retry
+            or head.core is not queue.core  # the head is not open: it is full, or a retry
             or head.created_at + queue.settings.linger <= now
         ):
             node.ready[queue] = None
@@ -310,7 +310,7 @@ class RecordAccumulator:
         due = self._due
         while due and due[0][0] <= now:
             self.reclassify(heapq.heappop(due)[2], now)
-        for queue in self._lingering_queues:  # after a stall of the loop
+        for queue in self._lingering_queues:  # some may be due after a stall of the loop
             if queue.batches and queue.batches[0].created_at + queue.settings.linger <= now:
                 self.reclassify(queue, now)
 
@@ -327,8 +327,8 @@ class RecordAccumulator:
                     self._note_linger(queue)
             self._lingering_queues.clear()
         while due and not self._is_awaited(*due[0]):
-            # The batch is not the first of its queue: no wake-up is needed. Once it is the first,
-            # its deadline must be noted again.
+            # The batch is not the first of its queue, so no wake-up is needed. Drop the deadline,
+            # which must be noted again once the batch is the first.
             queue = heapq.heappop(due)[2]
             queue.linger_at = -1.0
         return due[0][0] if due else math.inf
@@ -431,7 +431,8 @@ class RecordAccumulator:
                 queue.hold(batch.core)
             if not self._compressor.compress(batch):
                 unready.append(queue)
-            elif batch.core.record_count:  # else its records were withdrawn after the check above
+            # A batch is empty if all its records were withdrawn after `may_drain`.
+            elif batch.core.record_count:
                 taken.append(batch)
                 size += batch.size
         for queue in unready:
@@ -548,7 +549,7 @@ class RecordAccumulator:
         queue = batch.queue
         if batch.state not in QUEUED:
             return False
-        if batch in queue.batches:  # else an interrupted call has removed it
+        if batch in queue.batches:  # unless an interrupted call has removed it
             queue.batches.remove(batch)
         batch.change_state(COMPLETING)
         if queue.core is batch.core:
@@ -577,8 +578,9 @@ class RecordAccumulator:
         """Move queues to the current leaders of their partitions.
 
         The backoff of a batch ends if another leader was elected since its last attempt. It also
-        ends if the partition had no leader in between: the topic may have been created again, and
-        then its epochs start again, possibly with the epoch of the last attempt.
+        ends if the partition had no leader for a time since then, because the topic may have been
+        created again. In that case its epochs start again, possibly with the epoch of the last
+        attempt.
         """
         lost: dict[int | None, None] = {}  # a dict, because the order must be deterministic
         for queue in self._queues.values():
@@ -621,8 +623,9 @@ class RecordAccumulator:
         queues = [self._queues[key] for key in keys if key in self._queues]
         if any(queue.load for queue in queues):
             return None
-        # A batch whose response is being processed is neither queued nor in flight. It may return
-        # to its queue for a retry: new leaders in that response can be the reason for this call.
+        # Keep the queues also for a batch whose response is being processed. It is neither queued
+        # nor in flight, but may return to its queue for a retry: new leaders in that response can
+        # be the reason for this call.
         if any(batch.queue.topic == topic for batch in list(self.incomplete)):
             return None
         for queue in queues:

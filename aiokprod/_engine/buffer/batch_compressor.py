@@ -96,12 +96,13 @@ class BatchCompressor:
             error = asyncio.CancelledError("compression was cancelled")
         else:
             error = job.exception()
-        if batch.state is COMPRESSING:  # else it has expired meanwhile
+        if batch.state is COMPRESSING:  # unless it has expired meanwhile
             if error is None:
                 self._set_payload(batch, job.result())
             else:
-                # If a signal handler interrupts the call below, the next pass that looks at the
-                # batch compresses it again, instead of its partition waiting until it expires.
+                # SEALED makes the next pass that looks at the batch compress it again if a signal
+                # handler interrupts `_on_compressed`. Otherwise its partition would wait until the
+                # batch expires.
                 batch.change_state(SEALED)
         self._on_compressed(batch, error)
 

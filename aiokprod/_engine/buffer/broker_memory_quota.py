@@ -63,7 +63,8 @@ class QuotaWaiter:
         self.granted = False
 
     def __del__(self) -> None:
-        if getattr(self, "granted", False):  # no attribute: `__init__` was interrupted
+        # The attribute is missing if `__init__` was interrupted.
+        if getattr(self, "granted", False):
             self._quota.on_dropped(self)
 
 
@@ -136,7 +137,7 @@ class BrokerMemoryQuota:
             return
         while waiters:
             waiter, _ = waiters.popitem(last=False)
-            if not waiter.future.done():  # else it was cancelled in this pass of the loop
+            if not waiter.future.done():  # done if it was cancelled in this iteration of the loop
                 waiter.granted = True
                 self._granted.add(node)
                 waiter.future.set_result(None)
@@ -182,8 +183,9 @@ class BrokerMemoryQuota:
             self.grant_next(waiter.node)
 
     def on_dropped(self, waiter: QuotaWaiter) -> None:
-        """Pass the permit of an interrupted caller to the next one, in the next pass of the loop,
-        because a finalizer may run in any thread and within any other call."""
+        """Give the permit of an interrupted caller to the next caller. This is called by a
+        finalizer, which may run in any thread and during any other call, so the permit is granted
+        in the next iteration of the event loop."""
         node = waiter.node
         self._granted.discard(node)
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
@@ -221,7 +223,8 @@ class BrokerMemoryQuota:
             self._join(waiter)
             if was_granted:
                 self.grant_next(before)
-        # A call that is interrupted here leaves its timer behind, which must not keep the permit.
+        # The timer has only a weak reference: a call that is interrupted here leaves its timer
+        # behind, which must not keep the permit.
         timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self.grant_next(waiter.node)
@@ -230,7 +233,8 @@ class BrokerMemoryQuota:
             if waiter.future.cancelled():
                 self._leave(waiter)
                 self.grant_next(waiter.node)
-            elif waiter.future.exception() is None:  # else it expired in the same pass
+            # The wait may have expired in the same iteration of the event loop.
+            elif waiter.future.exception() is None:
                 self.release(waiter)
             raise
         finally:
@@ -256,7 +260,7 @@ class BrokerMemoryQuota:
         if last is not None and last.arrival > waiter.arrival:
             waiters.move_to_end(waiter, last=False)
             second = next(itertools.islice(waiters, 1, None))
-            if second.arrival < waiter.arrival:  # it is not the first one
+            if second.arrival < waiter.arrival:  # its place is not the first one
                 self._waiting[waiter.node] = OrderedDict.fromkeys(sorted(waiters, key=_by_arrival))
 
     def _leave(self, waiter: QuotaWaiter) -> bool:

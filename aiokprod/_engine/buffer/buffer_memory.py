@@ -42,7 +42,8 @@ class BufferMemory(MemoryBudget):
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
         super().__init__(limit)
-        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # leaving is O(1)
+        # An ordered dict, so that leaving is O(1).
+        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._on_exhausted = on_exhausted
         self.refused = False
         self._closed: KafkaError | None = None
@@ -79,12 +80,13 @@ class BufferMemory(MemoryBudget):
             return
         self._loop = loop = asyncio.get_running_loop()
         waiter = _Waiter(size, reservation, loop.create_future())
-        # A call that is interrupted here leaves its timer behind, which must not keep the waiter.
+        # The timer has only a weak reference: a call that is interrupted here leaves its timer
+        # behind, which must not keep the waiter.
         timer = loop.call_at(deadline, self._expire, weakref.ref(waiter))
         try:
             self._waiters[waiter] = None
             self.has_waiters = True
-            self._grant()  # a reservation may have been dropped since the check above
+            self._grant()  # a reservation may have been dropped since `try_reserve`
             self._on_exhausted()
             await waiter.future
         finally:
@@ -113,7 +115,8 @@ class BufferMemory(MemoryBudget):
 
     def on_dropped(self) -> None:
         """Wake waiters after an interrupted caller has dropped its reservation. They are woken in
-        the next pass of the loop, because a finalizer may run in any thread and within `_grant`."""
+        the next iteration of the event loop, because a finalizer may run in any thread and within
+        `_grant`."""
         assert self._loop is not None, "called only while a caller waits"
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.returned)

@@ -29,7 +29,7 @@ class PartitionQueue(PartitionSlot):
 
     Attributes:
         settings: the settings of its topic.
-        node: broker id of the leader in the metadata, None if there is no leader.
+        node: broker id of the leader in the metadata, or None if there is no leader.
         acknowledged_at: loop time of the last acknowledgment of one of its batches; -inf before the
             first.
         given_up_at: loop time at which records were last given up (expired or withdrawn) that had
@@ -114,8 +114,8 @@ class PartitionQueue(PartitionSlot):
         ordered = sorted(queued, key=lambda each: (each is not batch, each.order))
         if ordered != queued:
             for position, each in enumerate(ordered):
-                # Insert them one by one: a signal handler or a finalizer may have opened a batch
-                # meanwhile, which is at the end.
+                # Replace them one by one, because a signal handler or a finalizer may have opened a
+                # batch meanwhile, which is at the end and must stay in the queue.
                 self.batches[position] = each
             self.accumulator.on_reordered(self)
 

@@ -47,7 +47,8 @@ class TopicSettings:
         self.growth_limit = min(
             topic.elastic_batch_size, config.max_request_size, buffered_limit(config)
         )
-        # Each further partition costs a transaction an AddPartitionsToTxn and a marker.
+        # A transaction keeps its sticky partition for longer, because each further partition costs
+        # it an AddPartitionsToTxn and a marker.
         transactional = config.transactional_id is not None
         self.sticky_limit = max(self.batch_size, self.growth_limit * transactional)
         self.delivery_timeout = topic.delivery_timeout_ms / 1000
@@ -95,7 +96,8 @@ class TopicSettingsTable:
 
 
 def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE) -> Codec | None:
-    """The codec that a configuration selects for the topics of a profile, None for no compression.
+    """The codec that a configuration selects for the topics of a profile, or None for no
+    compression.
 
     Raises:
         ConfigError: the level is out of range, or the codec's package is missing.
@@ -107,5 +109,6 @@ def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE)
 
 
 def buffered_limit(config: ProducerConfig) -> int:
-    """Bytes above which a batch no longer grows, in the buffer or in a request."""
+    """Largest size in bytes to which a batch may grow. The limit applies both to its memory in the
+    buffer and to its size in a request."""
     return config.buffer_memory // _LEAST_BATCHES

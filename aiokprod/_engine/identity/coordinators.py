@@ -51,7 +51,7 @@ class Reply:
     """The result of one attempt: the `body` of the response, or the `error`.
 
     Attributes:
-        version: API version of the request, -1 if none was sent.
+        version: API version of the request, or -1 if none was sent.
         maybe_written: True if there is no response but the broker may have received the request.
     """
 
@@ -100,8 +100,8 @@ class Coordinators:
     """Finds coordinators and sends one request at a time to them. For use by one task.
 
     A coordinator is reached at the address in the FindCoordinator response, even if the metadata
-    have another address of its node or none: they may be older, or never contain the node (a proxy
-    in front of the brokers).
+    lists another address of its node or none. The metadata may be older, or never contain the node
+    (a proxy in front of the brokers).
 
     Attributes:
         waiting_for: broker whose next free slot in flight is reserved for a request of this class:
@@ -145,7 +145,7 @@ class Coordinators:
         self._network.set()
 
     def known(self, kind: CoordinatorKind, key: str) -> int | None:
-        """Node id of the coordinator, None if it must be looked up."""
+        """Node id of the coordinator, or None if it must be looked up."""
         coordinator = self._known.get((kind, key))
         return None if coordinator is None else coordinator.node.id
 

@@ -59,7 +59,7 @@ class SequencePolicy(Protocol):
         last attempt. `on_success` is called next.
 
         Args:
-            log_start_offset: from the response, -1 if it has none.
+            log_start_offset: from the response, or -1 if it has none.
         """
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
@@ -133,7 +133,7 @@ class IdentitySource(Protocol):
 
     @property
     def max_produce_version(self) -> int | None:
-        """Highest Produce version to use, None for no limit."""
+        """Highest Produce version to use, or None for no limit."""
 
     @property
     def reserved_node(self) -> int | None:

@@ -26,7 +26,7 @@ class SequenceDecision(enum.Enum):
     # Send the batch again: under a new sequence if the partition restarts before that, see
     # `PartitionSequences.may_restart`, else under its old one.
     RETRY = "retry"
-    DUPLICATE = "duplicate"  # the broker has appended the batch before
+    DUPLICATE = "duplicate"  # the broker has already appended the batch
     GIVE_UP = "give up"  # it must not be sent again, whatever the error code
 
 
@@ -66,7 +66,7 @@ def classify_idempotent(
     """The action for an idempotent producer, which bumps its epoch itself.
 
     Args:
-        log_start_offset: from the response, -1 if it has none.
+        log_start_offset: from the response, or -1 if it has none.
     """
     if entry.foreign and batch.in_doubt:
         return _GIVE_UP  # see `IdempotentSequences.on_cluster_changed`
@@ -76,9 +76,9 @@ def classify_idempotent(
         # A broker that knows a higher epoch does not look for duplicates in this one. So the error
         # says nothing about earlier attempts, and a batch that may be in the log must not get a new
         # sequence. Only this producer bumps its epoch, and a partition never returns to an older
-        # one. So another producer has the same id, which a cluster that was installed again gives
-        # once more, and with a higher epoch of this id brokers would take batches of one of the two
-        # for duplicates of those of the other. Java bumps the epoch.
+        # one. So another producer has the same id, which a reinstalled cluster has assigned again.
+        # Therefore a new producer id is needed: with a higher epoch of this one, as in Java,
+        # brokers would take batches of one producer for duplicates of those of the other.
         decision = SequenceDecision.NONE if batch.in_doubt else SequenceDecision.RETRY
         return SequenceAction(decision, bump_epoch=True, new_producer_id=True)
     if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
@@ -151,7 +151,7 @@ def classify_transactional(
     transaction.
 
     Args:
-        log_start_offset: from the response, -1 if it has none.
+        log_start_offset: from the response, or -1 if it has none.
         is_open: the transaction may still be committed.
     """
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
@@ -167,6 +167,7 @@ def classify_transactional(
     if log_start_offset == -1 or batch.sequence_reset:
         return SequenceAction(SequenceDecision.RETRY)
     if entry.last_acked_offset < log_start_offset:
-        # Retention has deleted all records of this producer, and with them the broker's state.
+        # Start the sequences again: retention has deleted all records of this producer, and with
+        # them the broker's state.
         return SequenceAction(SequenceDecision.RETRY, reset_sequences=entry.may_restart())
     return NO_ACTION

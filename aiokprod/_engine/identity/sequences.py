@@ -45,8 +45,8 @@ class PartitionSequences:
         open: batches with a sequence and without a final outcome, in sequence order, queued or in
             flight.
         window: all batches numbered since the oldest open one, including those with an outcome.
-        last_acked: highest acknowledged sequence, -1 if none in this epoch.
-        last_acked_offset: offset of the last acknowledged record, -1 if unknown.
+        last_acked: highest acknowledged sequence, or -1 if none in this epoch.
+        last_acked_offset: offset of the last acknowledged record, or -1 if unknown.
         unresolved: a batch was given up that may be in the log, or that left a gap.
         lost: a copy of a batch that was given up in this epoch may still arrive at a broker.
         bump_planned: the partition must restart at 0 under a higher epoch.
@@ -183,8 +183,8 @@ class PartitionSequences:
                 each.proven_offset = self._least_offset(each)
 
     def _least_offset(self, batch: ProducerBatch) -> int:
-        """The offset of a batch if the log has every record between `floor` and it, and no other
-        record."""
+        """The offset of a batch if the log contains every record between `floor` and it, and no
+        other record."""
         return self.floor + ((batch.base_sequence - self.floor_sequence) & MAX_SEQUENCE)
 
     def acknowledge(self, sequence: int) -> None:
@@ -283,14 +283,14 @@ class SequenceTracker:
             or oldest.sent_at - queue.acknowledged_at > STATE_KEPT_S
             or oldest.attempts > 1
         ):
-            # A broker without state for this producer id accepts any first sequence. If a second
-            # batch were in flight and the first one refused, they would be stored in wrong order.
-            # The state may be lost after a pause, or since the last attempt of a batch, for example
-            # because the topic was created again.
+            # Send no second batch. A broker without state for this producer id accepts any first
+            # sequence, so if a second batch were in flight and the first one refused, they would be
+            # stored in wrong order. The state may be lost after a pause, or since the last attempt
+            # of a batch, for example because the topic was created again.
             return False
         if oldest.core.settled:
-            # The oldest open batch expired in flight. A batch that is sent after it could not be
-            # renumbered either (see `classify_idempotent`).
+            # The oldest open batch expired in flight. Send nothing after it, because such a batch
+            # could not be renumbered either (see `classify_idempotent`).
             return False
         # The limit counts from the oldest open batch: if the broker had stored it and five more, it
         # would consider a retry of it a gap.

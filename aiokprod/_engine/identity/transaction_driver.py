@@ -69,7 +69,7 @@ class _RequestResult:
         lost: an attempt without a response may have been carried out, or may still arrive.
         in_doubt: an attempt may have been carried out: it got no response, or an error code that
             does not exclude that.
-        version: version of the last request that was sent, -1 if none was.
+        version: version of the last request that was sent, or -1 if none was.
     """
 
     action: ErrorAction | None = None
@@ -259,7 +259,8 @@ class TransactionDriver:
         if not result.in_doubt or (result.action is ErrorAction.ABORT and not commit):
             self._apply_result(TxnApi.END, result)
             return
-        # The coordinator may have executed this request, or an earlier copy of it.
+        # The outcome is unknown: the coordinator may have executed this request, or an earlier copy
+        # of it.
         error = self._error(TxnApi.END, result)
         cls = type(error) if isinstance(error, FatalTransactionError) else FatalTransactionError
         fatal = cls(

@@ -97,7 +97,7 @@ class EngineControl(Protocol):
         """See `Sender.fail_unsent`."""
 
     def transaction_version(self) -> int:
-        """The finalized level of the cluster's transaction.version, 0 if unknown."""
+        """The finalized level of the cluster's transaction.version, or 0 if unknown."""
 
 
 class TransactionManager:
@@ -228,8 +228,9 @@ class TransactionManager:
         error, self.progress.discard = self.progress.discard, None
         if error is not None:
             # Under the second protocol the abort fences whatever may still be in flight. Under the
-            # first one a sequence gap needs a new epoch, which brokers before 2.5 cannot give: like
-            # in Java, batches with a sequence are sent unless a new epoch is needed anyway.
+            # first one a sequence gap needs a new epoch, which brokers before 2.5 cannot give.
+            # Therefore, as in Java, batches with a sequence are sent unless a new epoch is needed
+            # anyway.
             tv2 = self.progress.tv2
             with_sequence = tv2 or self.progress.needs_bump
             self._control.fail_unsent(error, with_sequence=with_sequence, in_doubt=tv2)
@@ -298,7 +299,7 @@ class TransactionManager:
     # -- called by the driver -------------------------------------------------------------------
 
     def next_step(self) -> TxnStep | None:
-        """The next step of the driver, None if there is none."""
+        """The next step of the driver, or None if there is none."""
         if self.state is TxnState.INITIALIZING:
             return TxnStep.INIT
         if self.state in MAY_SEND and self.pacing.awaits_markers:
@@ -377,8 +378,8 @@ class TransactionManager:
         request that starts a transaction may still arrive and must be fenced, or the sequences of
         too many unused partitions are kept."""
         progress = self.progress
-        # Without a bump, the first protocol would have to keep the sequences of every topic that
-        # was ever used.
+        # Bump the epoch from time to time. Without that, the first protocol would have to keep the
+        # sequences of every topic that was ever used.
         many = self.can_bump and len(self.tracker.retired) >= FORGOTTEN_PARTITIONS
         stray = ending.lost or progress.needs_bump or many
         return progress.possibly_started or (progress.started and stray)
@@ -465,7 +466,7 @@ class TransactionalIdentity:
 
     @property
     def fatal_error(self) -> KafkaError | None:
-        """The fatal error of the transaction manager, None if there is none."""
+        """The fatal error of the transaction manager, or None if there is none."""
         return self._manager.fatal_error
 
     @property

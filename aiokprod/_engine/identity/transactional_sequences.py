@@ -67,8 +67,8 @@ class TransactionalSequences:
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
         """Remove the batch and require a new epoch. The sequence gap ends with the abort, which
-        bumps the epoch, even if it was requested before. The new epoch fences a copy of the batch
-        that is still in flight."""
+        bumps the epoch, even if the abort was requested earlier. The new epoch fences a copy of the
+        batch that is still in flight."""
         if batch.has_sequence:
             self.tracker.of(batch).remove(batch)
             self._manager.progress.needs_bump = True

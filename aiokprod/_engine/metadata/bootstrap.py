@@ -32,8 +32,8 @@ async def check_bootstrap(
         timeout: seconds for all look-ups together.
 
     Raises:
-        ConfigError: no name resolved in time. The text has all names, the cause is the error of one
-            look-up.
+        ConfigError: no name resolved in time. The text contains all names; the cause is the error
+            of one look-up.
 
     Cancellation cancels the look-ups.
 

@@ -140,7 +140,8 @@ class Metadata:
         return self._topics.answer(topic)[1]
 
     def lookup(self, topic: str, partition: int | None = None) -> ClusterSnapshot | None:
-        """The snapshot if it has the topic (and the partition); None if a caller must wait. O(1).
+        """The snapshot if it contains the topic (and the partition); None if a caller must wait.
+        O(1).
 
         Raises:
             InvalidTopic: according to the last response, the name is invalid.
@@ -251,8 +252,8 @@ class Metadata:
         """Like `wait_for_topic`. `start` is the time and `first` the generation when that began."""
         loop = asyncio.get_running_loop()
         now = start
-        # The next response may be older than the call, or come from a broker that does not have all
-        # partitions of a new topic yet.
+        # Do not trust the next response if it may be older than the call, or if it may come from a
+        # broker that does not have all partitions of a new topic yet.
         doubtful = topic in (self._asked or ()) or self.snapshot.partition_count(topic) is None
         fresh_after = first
         while True:
@@ -497,7 +498,7 @@ class Metadata:
     def _timeout(self, topic: str, partition: int | None, waited: float) -> MetadataTimeout:
         count = self.snapshot.partition_count(topic)
         limit = f"after {waited:.3g} s"
-        if waited >= 0.99 * self._max_block_ms / 1000:  # else the caller has set a shorter timeout
+        if waited >= 0.99 * self._max_block_ms / 1000:  # false if the caller set a shorter limit
             limit += f" (max_block_ms={self._max_block_ms})"
         if count is None:
             text = f"topic {topic!r} is not in the metadata {limit}"

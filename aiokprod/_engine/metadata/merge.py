@@ -47,7 +47,7 @@ class Merged:
 
     Attributes:
         snapshot: the new view.
-        answered: error code of each topic that was requested or is in the response, 0 if none.
+        answered: error code of each topic that was requested or is in the response, or 0 if none.
         misses: by topic, the number of consecutive responses that lacked the topic or a partition
             of it; topics without any are absent.
         lower_epochs: by partition, the number of consecutive responses with a leader epoch below
@@ -252,7 +252,7 @@ class ResponseMerger:
         """
         if topic.topic_id == ZERO_TOPIC_ID and known.name in self._refused_ids:
             logger.warning(
-                "topic %s: a broker refused its id, the metadata have none", known.name,
+                "topic %s: a broker refused its id, the metadata has none", known.name,
                 extra=log_fields("topic_recreated", topic=known.name),
             )  # fmt: skip
             return True
@@ -345,7 +345,7 @@ class ResponseMerger:
 
         - An epoch of -1 means that there is none: the leader is accepted.
         - With `same_id` the topic is the known one, and its epochs only increase, so a lower one is
-          never accepted, like in Java. It comes from a broker that is cut off from the controller.
+          never accepted, as in Java. It comes from a broker that is cut off from the controller.
           Such a broker leads no partitions, so it may be the least loaded one, which gets every
           metadata request.
         - Without topic ids (Kafka below 2.8), epochs that stay lower may belong to a topic that was

@@ -77,8 +77,8 @@ class MetadataUpdater:
     also sent to another node (Java waits for request.timeout.ms), and the first response counts. If
     one of the two fails, or neither responds within request_timeout_ms, a third node takes its
     place. Connect `client`'s events to `wake` and `on_disconnect`, and run `run()` as a task of the
-    producer. Errors of brokers and network go to the cache; an exception from `run` is a bug and
-    must fail the producer.
+    producer. Broker and network errors are recorded in `metadata`; an exception from `run` is a bug
+    and must fail the producer.
 
     Attributes:
         awaits_network: a request is due but no connection accepts one: call `wake` when the client
@@ -86,8 +86,8 @@ class MetadataUpdater:
 
     Args:
         clock: `loop.time` of the loop on which `run` will run.
-        on_request_sent: called when a request was sent, because Produce requests waited for that
-            (`Metadata.update_due`, `Metadata.claimed`).
+        on_request_sent: called after a request has been sent, because Produce requests may have
+            been waiting for it (`Metadata.update_due`, `Metadata.claimed`).
     """
 
     def __init__(
@@ -133,9 +133,11 @@ class MetadataUpdater:
         """
         now = self._clock()
         metadata = self._metadata
-        # A lost connection alone does not mean that the node is gone; a failed reconnect does.
+        # A node counts as failed only after a failed reconnect: a lost connection alone does not
+        # mean that the node is gone.
         if isinstance(error, AuthenticationError):
-            # The node was reached. A rebootstrap would only contact it before its backoff is over.
+            # The node was reached, so it has not failed. A rebootstrap would only contact it before
+            # its backoff is over.
             self._failed.discard(node_id)
             self._suspects.discard(node_id)
         else:
@@ -256,7 +258,7 @@ class MetadataUpdater:
         self._failed.clear()
 
     def _connected(self, node_id: int) -> bool:
-        # Versions are known only while a connection is up, even if it is throttled or full.
+        # Versions are known exactly while a connection is up, even if it is throttled or full.
         return self._client.version_range(node_id, MetadataRequest.api_key) is not None
 
     def _throttled(self, node_id: int, now: float) -> bool:
@@ -264,7 +266,7 @@ class MetadataUpdater:
 
     def _next_chance(self, now: float, chosen: int | None) -> float:
         # A chosen node that cannot send is being connected. Wait until that has ended or takes too
-        # long, even if another node could be dialled before.
+        # long, even if another node could be dialled earlier.
         nodes = self._nodes if chosen is None else (chosen,)
         at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
         if chosen is not None:
@@ -346,8 +348,8 @@ class MetadataUpdater:
             fetch.ask_again_at = -math.inf
             self._wake.set()
             return
-        # The response is handled in `run_once`: an exception must end this task, not the
-        # connection.
+        # Handle the response later, in `run_once`, because an exception must end the updater's
+        # task, not the connection.
         fetch.response = response
         self._wake.set()
 
@@ -372,7 +374,8 @@ class MetadataUpdater:
         if isinstance(response.error, (AuthenticationError, UnsupportedVersion)):
             metadata.fatal(now, error)
             return
-        # The error code may concern only this broker; the next one may respond without an error.
+        # This is not fatal: the error code may concern only this broker, and the next one may
+        # respond without an error.
         metadata.failed(now, error)
         code = error.code
         if code is not None and code.number == Code.REBOOTSTRAP_REQUIRED and self._may_rebootstrap:
@@ -386,6 +389,7 @@ class MetadataUpdater:
         if body.error_code:
             return broker_error(body.error_code, f"metadata request to node {node_id}")
         if not body.brokers:
-            # A broker that is still starting may not know any brokers yet (F54 in docs/faults.md).
+            # Ask another broker: one that is still starting may not know any brokers yet (F54 in
+            # docs/faults.md).
             return BrokerError(f"node {node_id} answered with an empty list of brokers")
         return None

@@ -47,7 +47,7 @@ class AuthFailures:
         self.next_check_at = math.inf
 
     def reason(self, node_id: int) -> AuthenticationError | None:
-        """The authentication error of a broker, None if it has none."""
+        """The authentication error of a broker, or None if it has none."""
         refusal = self._by_node.get(node_id)
         return None if refusal is None else refusal.error
 
@@ -60,7 +60,8 @@ class AuthFailures:
                 self._by_all = _continued(self._by_all, error, now)
             self.next_check_at = now
         else:
-            # The broker is unreachable: it may be restarting with a corrected configuration.
+            # The broker is unreachable, so the refusal no longer counts: the broker may be
+            # restarting with a corrected configuration.
             self._by_node.pop(node_id, None)
 
     def connected(self, node_id: int) -> None:

@@ -152,7 +152,7 @@ class BatchCompletion:
         *,
         moved: bool,
     ) -> None:
-        """Complete a batch for which the response has an error, or whose partition it omits.
+        """Complete a batch for which the response reports an error, or whose partition it omits.
 
         Args:
             answer: the partition's part of the response; None if it is missing.
@@ -202,8 +202,8 @@ class BatchCompletion:
         """Acknowledge a batch that is in the log by the response for its partition."""
         # For a batch that was already in the log, Kafka returns its highest timestamp as the append
         # time (Java `UnifiedLog.append`). If that is the timestamp from the producer, the topic
-        # uses CreateTime, and the records keep their own timestamps. A late copy may have been
-        # appended even after OUT_OF_ORDER_SEQUENCE_NUMBER, which ends the doubt.
+        # uses CreateTime, and the records keep their own timestamps. That also ends the doubt about
+        # the batch: a late copy may have been appended even after OUT_OF_ORDER_SEQUENCE_NUMBER.
         append_time_ms = answer.log_append_time_ms
         if batch.possibly_appended and append_time_ms == batch.core.max_timestamp:
             append_time_ms = -1
@@ -283,7 +283,8 @@ class BatchCompletion:
         self._observer.on_batch_retry(batch, code)
         if not awaits_markers:  # waiting for transaction markers is not a failure
             self.retry_log.note(batch, code, node_id, now)
-        # Java logs a warning for each retry. Here `DeliveryWatch` logs them once per outage.
+        # Log only at DEBUG, unlike Java, which logs a warning for each retry: `DeliveryWatch` warns
+        # once per outage.
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "%s: retrying after %s from broker %d in %.3f s (attempt %d)",

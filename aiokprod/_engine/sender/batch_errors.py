@@ -71,7 +71,7 @@ def batch_error(
 def record_errors(
     batch: ProducerBatch, answer: Any, error: KafkaError
 ) -> dict[int, KafkaError] | None:
-    """Errors of single records by position (KIP-467), None if the response has none.
+    """Errors of single records by position (KIP-467), or None if the response has none.
 
     Records that the response names get their own message, the others a message that their batch
     failed. `answer` is the partition's part of the response, or None.

@@ -15,8 +15,8 @@ class RetryLog:
     Attributes:
         batches: number of retries by name of the error code.
         topics: names of the topics of these batches; an ordered set.
-        last: text about the last failed attempt and its time (loop time), None if there was none.
-            It is kept when the counts are reset.
+        last: text about the last failed attempt and its time (loop time), or None if there was
+            none. It is kept when the counts are reset.
     """
 
     __slots__ = ("batches", "last", "topics")

@@ -155,7 +155,7 @@ class Sender:
         if accumulator.expires_at > now:
             self._expiry_noticed = False
         elif self._expire(now) <= now:
-            return now  # batches that are about to expire must not be sent
+            return now  # do not send batches that are about to expire
         unresponsive, refusals = self._unresponsive, self.auth_failures
         if self._leaders_changed or unresponsive.next_check_at <= now:
             self._check_overdue(now)
@@ -191,7 +191,7 @@ class Sender:
 
     def _check_overdue(self, now: float) -> None:
         """Request metadata while brokers are unresponsive, and close the connections to those whose
-        partitions have another leader by now, so that their batches are sent there."""
+        partitions have another leader by now, so that their batches are sent to that leader."""
         if self._unresponsive.next_check_at <= now and self._unresponsive.any_overdue(now):
             self._metadata.request_refresh()
         self._leaders_changed = False
@@ -335,7 +335,7 @@ class Sender:
         again.
 
         The first call that finds such a batch only requests another pass, so that sockets are read
-        first: after the loop was blocked, a response may be waiting there.
+        first: after the loop was blocked, they may contain a response.
         """
         accumulator = self._accumulator
         if accumulator.next_expiry() > now:
@@ -383,7 +383,8 @@ class Sender:
                 continue
             queued = self._accumulator.remove(batch)
             if batch.attempts and not queued and batch.state is not DRAINED:
-                # The batch is in flight, or the callback with its response was interrupted.
+                # The batch may be in the log: it is in flight, or the callback with its response
+                # was interrupted.
                 batch.note_unknown(lost=True)
             self._completion.fail(batch, given_up_error(batch, error))
 

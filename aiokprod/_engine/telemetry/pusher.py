@@ -1,8 +1,8 @@
 """Pushes the producer's metrics to the brokers that subscribe to them (KIP-714).
 
 It gets the subscription from a broker and pushes the metrics at the interval in the response. There
-is no task: timers and responses call its methods. It uses only open connections. All errors of
-brokers concern only telemetry, so they are logged at DEBUG.
+is no task: timers and responses call its methods. It uses only open connections. All broker errors
+concern only telemetry, so they are logged at DEBUG.
 
 Source: Java `ClientTelemetryReporter`, `ClientTelemetryUtils`.
 """
@@ -202,7 +202,7 @@ class TelemetryPusher:
         self, connection: ReadyConnection, subscription: Subscription, *, terminating: bool = False
     ) -> None:
         codec_id, data = self._compressed(self._payload(subscription), subscription)
-        if len(data) > subscription.max_bytes:  # the limit is that of the compressed metrics
+        if len(data) > subscription.max_bytes:  # the limit applies to the compressed metrics
             logger.debug(
                 "telemetry of %d bytes is not pushed: the broker takes %d",
                 len(data), subscription.max_bytes,
@@ -252,13 +252,13 @@ class TelemetryPusher:
             return
         self._failures = 0
         self._instance_id = body.client_instance_id
-        # Like in Java, use the default instead of an invalid interval, so that pushes do not follow
-        # without a pause.
+        # As in Java, replace an invalid interval with the default, so that pushes are not sent back
+        # to back.
         interval = body.push_interval_ms / 1000
         self._interval = max(interval, LEAST_INTERVAL_S) if interval > 0 else DEFAULT_INTERVAL_S
         requested = tuple(body.requested_metrics)
         if not requested:
-            self._after(self._interval)  # there may be a subscription then
+            self._after(self._interval)  # ask again then: there may be a subscription
             return
         self._subscription = Subscription(
             body.subscription_id, tuple(body.accepted_compression_types), self._interval,

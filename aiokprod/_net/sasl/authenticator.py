@@ -177,7 +177,7 @@ def _encoded(secret: str) -> set[str]:
     percent = {quote(data), quote(data, safe=""), quote_plus(data)}
     forms = ({data.hex(), data.hex().upper()} | percent) - {secret}
     for before in range(3):
-        # The first and last characters depend on the neighbouring bytes.
+        # Leave out the first and last characters, because they depend on the neighbouring bytes.
         whole = base64.b64encode(b"\0" * before + data).decode()
         part = whole[before and before + 1 : (before + len(data)) * 8 // 6]
         forms |= {part, part.replace("+", "-").replace("/", "_")}

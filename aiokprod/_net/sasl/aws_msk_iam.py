@@ -54,7 +54,7 @@ class AwsMskIam:
         return json.dumps({"version": _VERSION, **fields}, separators=(",", ":")).encode()
 
     async def next(self, challenge: bytes) -> bytes | None:
-        # A success without a response would mean that the signature was not checked.
+        # Require a response: a success without one would mean that the signature was not checked.
         try:
             answer = json.loads(challenge) if len(challenge) <= _MAX_MESSAGE else None
         except (ValueError, RecursionError):
@@ -66,7 +66,8 @@ class AwsMskIam:
         return None
 
     def same_user(self) -> bool:
-        # The user of the provider's next credentials is not known in advance.
+        # This is assumed, because the user of the provider's next credentials is not known in
+        # advance.
         return True
 
     def secrets(self) -> tuple[str, ...]:

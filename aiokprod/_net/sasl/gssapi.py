@@ -121,7 +121,8 @@ class Gssapi:
         return answer
 
     def same_user(self) -> bool:
-        # The principal of the next tickets is not known in advance; brokers compare principals.
+        # This is assumed, because the principal of the next tickets is not known in advance.
+        # Brokers compare principals.
         return True
 
     def secrets(self) -> tuple[str, ...]:
@@ -145,8 +146,8 @@ class Gssapi:
             raise AuthenticationError(
                 "GSSAPI: the broker insists on a security layer, which Kafka does not have"
             )
-        # There is no security layer, so the message size is 0. An empty authorization id stands for
-        # the principal.
+        # The bytes are the chosen layer (none) and the maximum message size, which is 0 without a
+        # layer. The authorization id is empty, which stands for the principal.
         answer: bytes = self._context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
         return answer
 

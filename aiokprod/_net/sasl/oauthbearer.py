@@ -53,7 +53,8 @@ class OAuthBearer:
             raise AuthenticationError(f"OAUTHBEARER: the broker refused the token{self._refusal}")
         if not challenge:
             return None
-        # The broker sends the reason first and ends the exchange after a response (RFC 7628).
+        # The challenge contains the reason of a refusal. The broker ends the exchange only after a
+        # response to it (RFC 7628).
         self._refusal = self._reason(challenge)
         return b"\x01"
 

@@ -30,7 +30,7 @@ class Plain:
         if "\0" in username or "\0" in password:
             raise AuthenticationError("PLAIN: user name and password must not contain NUL")
         self._username, self._secrets = username, (password,)
-        # An empty authorization id stands for the authenticated user.
+        # The first element is the authorization id. Empty, it stands for the authenticated user.
         return b"\0".join((b"", username.encode(), password.encode()))
 
     async def next(self, challenge: bytes) -> bytes | None:

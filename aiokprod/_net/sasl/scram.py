@@ -1,7 +1,7 @@
 """SASL SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677): the password is not sent, and the broker must
 prove that it knows it too.
 
-User names and passwords are encoded as UTF-8 without SASLprep, like in brokers. Source: Java
+User names and passwords are encoded as UTF-8 without SASLprep, as in brokers. Source: Java
 `ScramSaslClient`, `ScramFormatter`; KIP-48 for delegation tokens.
 """
 
@@ -73,7 +73,8 @@ class KeyCache:
         keys = self._keys
         if asked != self._asked:
             loop = asyncio.get_running_loop()
-            # asyncio in debug mode logs arguments and results, so neither may show a secret.
+            # asyncio in debug mode logs arguments and results, so the secrets are passed in a
+            # closure and returned in an object without them in its repr.
             keys = await loop.run_in_executor(None, lambda: _derive(*asked))
             self._asked, self._keys = asked, keys
         return keys.client, keys.server

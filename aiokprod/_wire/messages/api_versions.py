@@ -15,7 +15,8 @@ from aiokprod._wire.message_schema import Struct, array, boolean, int16, int32, 
 
 @dataclass(frozen=True, slots=True)
 class ApiVersionsRequest(Message):
-    r"""Name and version match `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`."""
+    r"""`client_software_name` and `client_software_version` must match
+    `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`."""
 
     api_key = 18
     min_version = 0

@@ -188,7 +188,7 @@ class FakeClusterAdmin:
         """Kill a broker (SIGKILL): connections are reset, unreplicated records of leaders are lost.
 
         Args:
-            silent: like in a power failure, connections are not reset and connection attempts hang.
+            silent: as in a power failure, connections are not reset and connection attempts hang.
             failover_s: seconds until new leaders are elected; default: `failover_s` of the cluster.
         """
         broker = self.brokers[broker_id]

@@ -27,7 +27,7 @@ class FakeBroker:
         is_up: the broker process runs and listens.
         is_registered: the controller considers it alive; it appears in metadata.
         is_listed: if False, Metadata does not list the broker and it leads no partition, but
-            FindCoordinator may return it (like with a proxy whose coordinators are not listed).
+            FindCoordinator may return it (as with a proxy whose coordinators are not listed).
         is_paused: frozen (SIGSTOP): it accepts connections and bytes, but does not process them.
         throttle_ms: throttle_time_ms of its responses.
         stale_view: leaders and epochs in its Metadata responses, by (topic id, partition), while

@@ -334,7 +334,7 @@ class FakeCluster(FakeClusterAdmin):
         return [broker for broker in self.brokers.values() if broker.is_registered]
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """The topic that has this id, None if there is none."""
+        """The topic that has this id, or None if there is none."""
         for topic in self.topics.values():
             if topic.topic_id == topic_id:
                 return topic
@@ -347,7 +347,7 @@ class FakeCluster(FakeClusterAdmin):
     # -- called by the API modules --------------------------------------------------------------
 
     def new_producer_id(self) -> tuple[int, int]:
-        """The next producer id and its first epoch. The first id is 0, like in a new cluster."""
+        """The next producer id and its first epoch. The first id is 0, as in a new cluster."""
         self.next_producer_id += 1
         return self.next_producer_id - 1, self.first_epoch
 

@@ -28,7 +28,7 @@ async def serve_tcp(
     Args:
         tls: SSL context of the server, for TLS listeners.
 
-    Killing, stopping and starting brokers works like in memory, except that the port of a dead
+    Killing, stopping and starting brokers works as without TCP, except that the port of a dead
     broker accepts and closes connections instead of refusing them.
     """
     loop = asyncio.get_running_loop()

@@ -76,7 +76,7 @@ def new_topic_id(seed: int) -> bytes:
 
 
 def shrink_isr(partition: Partition, alive: Iterable[int]) -> None:
-    """Remove dead replicas from the in-sync set; the last one stays, like in Kafka."""
+    """Remove dead replicas from the in-sync set; the last one stays, as in Kafka."""
     living = set(alive)
     remaining = tuple(broker for broker in partition.isr if broker in living)
     if remaining:

@@ -804,7 +804,8 @@ def test_batch_whose_sealing_was_interrupted_anywhere_counts_for_its_broker_when
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_batch_taken_out_by_an_interrupted_drain_is_not_in_doubt(refused: bool) -> None:
-    """It was not sent, and an earlier attempt was refused. The interrupt ends the producer."""
+    """The batch was not sent, and an earlier attempt was refused. The interrupt ends the
+    producer."""
     states = set()
 
     def interrupted(step: int) -> bool:
@@ -814,7 +815,7 @@ def test_batch_taken_out_by_an_interrupted_drain_is_not_in_doubt(refused: bool) 
         async def scene() -> None:
             harness = EngineHarness()
             delivery = harness.append(b"v")
-            delivery.add_done_callback(lambda _: None)  # else the failure is logged
+            delivery.add_done_callback(lambda _: None)  # without it the failure is logged
             if refused:
                 harness.step()
                 harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
@@ -864,8 +865,8 @@ async def test_record_appended_while_the_last_one_is_being_withdrawn_is_sent() -
 
 @virtual
 async def test_batch_without_records_that_a_pass_finds_wakes_the_sender_again() -> None:
-    """Its withdrawal was interrupted. The end of a transaction may wait only for this batch, and a
-    pass checks for that before it drains."""
+    """The withdrawal of the records was interrupted. The end of a transaction may wait only for
+    this batch, and a pass checks for that before it drains."""
     harness = EngineHarness()
     delivery = harness.append(b"v")
 

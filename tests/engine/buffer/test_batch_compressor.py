@@ -150,7 +150,7 @@ async def test_failing_codec_costs_its_batch_and_nothing_else(worker: bool) -> N
 
 
 def test_exception_of_a_signal_handler_within_compression_is_never_hidden() -> None:
-    """It fails the batch, as an exception of the codec does, or leaves the pass as it is."""
+    """The exception fails the batch, as one of the codec does, or ends the pass unchanged."""
 
     class SoftTimeLimit(Exception):
         pass

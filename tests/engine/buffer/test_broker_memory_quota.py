@@ -80,7 +80,7 @@ def test_more_given_back_than_held_is_a_bug() -> None:
     core = BatchCore("t", 0, None, 100)  # type: ignore[arg-type]
     core.buffered_bytes = 5
     slot.hold(core)
-    slot.hold(core)  # counted before
+    slot.hold(core)  # already counted
     assert quota.reserved_bytes(1) == slot.reserved_bytes == 5
     memory = MemoryBudget(100)
     with pytest.raises(AssertionError, match="more than is held"):

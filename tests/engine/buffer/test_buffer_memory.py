@@ -182,7 +182,8 @@ def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None
 
 @virtual
 async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None:
-    """It is dropped by a garbage collection during the creation of the awaited future."""
+    """The reservation is dropped by a garbage collection during the creation of the awaited
+    future."""
     memory, _ = budget()
     held = [Reservation(memory)]
     assert memory.try_reserve(100, held[0])
@@ -206,7 +207,7 @@ async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None
 
 def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]) -> tuple[T, bool]:
     """Run a step with `action` before the bytecode with this number. Returns the result of the
-    step, and whether there were so many bytecodes."""
+    step, and whether there were this many bytecodes."""
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

@@ -105,8 +105,8 @@ async def test_batch_follows_at_once_the_request_that_had_its_broker_reserved(
     cluster: FakeCluster, producer: Producer[Any, Any], tv: int
 ) -> None:
     """The sender sends nothing to a broker while a request (AddPartitionsToTxn or FindCoordinator)
-    waits for a free place in flight there. It continues as soon as that request is sent, before its
-    response."""
+    waits for a free place in flight at that broker. It continues as soon as that request is sent,
+    before its response."""
     cluster.network.latency_s = 0.1
     await producer.begin_transaction()
     await producer.send("t", b"0", partition=0)
@@ -216,7 +216,7 @@ async def test_dead_coordinator_that_a_lagging_broker_still_names_is_asked_for_a
 async def test_renumbered_coordinator_is_reached_at_its_address(
     cluster: FakeCluster, producer: Producer[Any, Any], ids: dict[int, int], commit: bool
 ) -> None:
-    """The cached metadata contain the old ids."""
+    """The cached metadata contains the old ids."""
     await producer.start()
     await producer.begin_transaction()
     await producer.send("t", b"1", partition=0)

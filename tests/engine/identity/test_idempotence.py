@@ -1259,8 +1259,9 @@ def lost(
 async def test_batches_in_doubt_are_stored_once_by_a_leader_that_restarted(
     stored: int, in_flight: int
 ) -> None:
-    """Its snapshot contains only the newest batch, so it answers OUT_OF_ORDER_SEQUENCE_NUMBER to
-    older ones as if they were missing. The newest batch proves that they are not."""
+    """The snapshot of the leader contains only the newest batch, so it answers
+    OUT_OF_ORDER_SEQUENCE_NUMBER to older ones as if they were missing. The newest batch proves that
+    they are not."""
     stored = min(stored, in_flight)
     harness = EngineHarness()
     values = [b"%d" % number for number in range(in_flight)]
@@ -1342,8 +1343,8 @@ async def test_batches_in_doubt_are_renumbered_once_all_of_them_are_out_of_order
 
 @virtual
 async def test_broker_that_lost_its_state_while_asked_proves_nothing() -> None:
-    """It takes any first sequence: that the newest batch is in the log now says nothing of the
-    ones before it. They are not acknowledged."""
+    """The broker accepts any first sequence, so a newest batch that is in the log now says nothing
+    about the older ones. They are not acknowledged."""
     harness = EngineHarness()
     acknowledged(harness)
     refused = harness.append_all(b"refused")
@@ -1368,8 +1369,8 @@ async def test_broker_that_lost_its_state_while_asked_proves_nothing() -> None:
 
 @virtual
 async def test_newest_batch_without_room_before_it_proves_nothing() -> None:
-    """Its offset follows that of the last acknowledged one: a broker without state has taken it
-    although the one before it was refused."""
+    """The offset of the newest batch follows that of the last acknowledged one: a broker without
+    state has accepted it although the batch before it was refused."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b")
@@ -1455,7 +1456,7 @@ async def test_room_of_a_batch_that_was_acknowledged_before_an_older_one_proves_
 @virtual
 async def test_room_proves_nothing_once_retention_has_deleted_all_acknowledged_records() -> None:
     """The broker forgot the producer with its records and took the second batch without the first.
-    The offset leaves room for the first one, but a record of another producer is there."""
+    The offset leaves room for the first one, but that room holds a record of another producer."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b")
@@ -1489,7 +1490,7 @@ async def test_newest_batch_proves_nothing_in_a_response_without_log_start_offse
 
 @virtual
 async def test_brokers_that_stamp_the_records_leave_the_older_ones_in_doubt() -> None:
-    """Their answer looks the same whether the newest batch was in the log already or is new."""
+    """Their answer is the same whether the newest batch was already in the log or is new."""
     harness = EngineHarness()
     harness.brokers.append_time_ms = 5
     deliveries = lost(harness, b"a", b"b", stored=2)
@@ -1550,7 +1551,7 @@ async def test_batches_that_expire_while_the_newest_one_is_asked_end_in_doubt() 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT])
 @virtual
 async def test_newest_in_doubt_is_asked_until_it_is_answered(code: Code) -> None:
-    """Also if another leader answers, which recognises all of them."""
+    """Even if another leader answers, which recognises all of them."""
     harness = EngineHarness(brokers=2)
     deliveries = lost(harness, b"a", b"b", b"c", stored=3)
     harness.brokers.last.ack()

@@ -298,7 +298,7 @@ async def spread(producer: Producer[Any, Any], cluster: FakeCluster, took: float
 async def test_leaders_are_asked_one_after_the_other(
     cluster: FakeCluster, producer: Producer[Any, Any], took: float, tv: int
 ) -> None:
-    """Also if they are slow once: they were quick in the previous transaction."""
+    """Even if they are slow once, because they were quick in the previous transaction."""
     await producer.warm(["t"])
     await spread(producer, cluster, 0.003)
     arrivals = await spread(producer, cluster, took)
@@ -404,7 +404,7 @@ async def test_close_while_leaders_are_held_back_leaves_no_timer(
 async def test_topic_that_takes_no_grown_batch_costs_no_abort(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Also if each answer to a grown batch is lost: it is divided although it may be in the log."""
+    """Even if each answer to a grown batch is lost: it is divided although it may be in the log."""
     cluster.create_topic("small", 1, config=TopicConfig(max_message_bytes=300_000))
     attempts = 0
     give_up = 0.0

@@ -400,7 +400,7 @@ def kept() -> tuple[Metadata, float, int]:
 
 
 def scheduled(cache: Metadata, response: MetadataResponse, now: float) -> None:
-    """A request for everything, as because of the age of the metadata, and its response."""
+    """Request all topics, as because of the age of the metadata, and handle the response."""
     cache.request_refresh()
     assert not refresh(cache, response, now).partial
 

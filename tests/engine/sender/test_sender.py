@@ -584,7 +584,7 @@ async def test_task_sleeps_without_work_and_sends_records_of_one_turn_together()
 @pytest.mark.parametrize("by", ["observer", "finalizer"])
 @virtual
 async def test_record_appended_within_a_pass_is_taken_in_by_the_next_one(by: str) -> None:
-    """No event and no deadline comes in between: the appended batch itself wakes the sender."""
+    """No event and no deadline precedes that pass: the appended batch itself wakes the sender."""
     harness = EngineHarness(partitions=2, brokers=2)
     task = asyncio.ensure_future(harness.sender.run())
     await quiet()
@@ -1533,7 +1533,8 @@ async def test_producer_id_is_on_every_batch() -> None:
 
 @virtual
 async def test_batch_that_becomes_ready_without_a_leader_asks_for_metadata() -> None:
-    """Also if the metadata name no leader and no error: then nothing else asks for them again."""
+    """Even if the metadata names no leader and no error, in which case nothing else asks for it
+    again."""
     harness = EngineHarness(brokers=2)
     harness.leaderless_code = 0
     delivery = harness.append(b"v")

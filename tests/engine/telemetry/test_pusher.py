@@ -61,7 +61,7 @@ def with_telemetry(body: Any, *requested: str, close_s: float | None = None, **o
 
 
 async def sending(producer: Producer[Any, Any], seconds: float) -> None:
-    """A record a second."""
+    """Send one record a second."""
     for _ in range(int(seconds)):
         await producer.send("t", b"value")
         await asyncio.sleep(1)

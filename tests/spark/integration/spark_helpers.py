@@ -162,7 +162,8 @@ def commits(folder: Path) -> int:
 
 
 def assert_numbers(records: list[Read], count: int, *, exactly: bool = True) -> None:
-    """The keys are the numbers below `count`: each there, and with `exactly` none twice."""
+    """Check that the keys are the numbers below `count`: each at least once, and with `exactly`
+    only once."""
     keys = [int(record.key or b"") for record in records]
     assert set(keys) == set(range(count)), (
         f"lost {sorted(set(range(count)) - set(keys))[:10]}, "

@@ -57,7 +57,8 @@ def finish(frame: Any, broker: KafkaCluster, topic: str, folder: Path, **more: o
 
 
 def assert_each_once(broker: KafkaCluster, topic: str, folder: Path, rows: int = ROWS) -> None:
-    """The rows of all finished batches are there once, and no transaction is open."""
+    """Check that the rows of all finished batches are in the topic once, and that no transaction is
+    open."""
     wait_for(lambda: stable(broker.bootstrap_servers, topic), "the end of all transactions", 60)
     records = read_back(broker.bootstrap_servers, topic)
     assert len(records) == commits(folder) * rows

@@ -30,7 +30,8 @@ ROWS = 500
 
 
 def run_until(spark: Any, servers: str, topic: str, folder: Path, batches: int, **more: Any) -> Any:
-    """Run the stream until the checkpoint has so many batches; its last failure, or None."""
+    """Run the stream until the checkpoint contains this many batches. Returns its last failure, or
+    None."""
     frame = more.pop("frame", None) or rate(spark, ROWS)
     query = start_stream(frame, servers, topic, folder, **(ONCE | more))
     wait_for(lambda: commits(folder) >= batches or not query.isActive, "batches", 90)

@@ -104,8 +104,7 @@ class Query:
         return messages
 
     def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
-        """A driver that dies after `ended` EndTxn requests; None: before its decision is
-        written."""
+        """Let a driver die after `ended` EndTxn requests; None: before its decision is written."""
         options = SinkOptions.parse(self.options)
         ender = TransactionEnder(options, batch)
 
@@ -143,7 +142,7 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
-    """The effect of SIGKILL on a producer: connections end, no EndTxn is sent."""
+    """Do what SIGKILL does to a producer: end its connections without an EndTxn."""
     if producer._lifecycle.runtime is not None:
         await producer._lifecycle.runtime.close(0)
     producer._lifecycle.closed = True
@@ -151,7 +150,7 @@ async def leave_open(producer: Producer[Any, Any], timeout: float | None = None)
 
 @pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
 def query(request: pytest.FixtureRequest) -> Query:
-    """On the newest brokers, and on the old line, which has the first protocol only."""
+    """A query on the newest brokers, and one on the old line, which has only the first protocol."""
     name = "broker" if request.param == "V2" else "kafka_3_broker"
     cluster: KafkaCluster = request.getfixturevalue(name)
     found = Query(cluster.bootstrap_servers)
@@ -192,7 +191,8 @@ def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) ->
 def test_check_17_driver_dies_while_it_writes_its_decision(
     query: Query, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transaction stays open, for a quarter of an hour unless a client ends it."""
+    """The transaction of the driver stays open, for a quarter of an hour unless a client ends
+    it."""
 
     async def die(
         ender: TransactionEnder, ours: Producer[Any, Any], topics: set[str], decision: Marker,

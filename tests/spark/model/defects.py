@@ -35,8 +35,8 @@ def unverified_commit(patch: Patch) -> None:
 
 
 def older_batch_accepted(patch: Patch) -> None:
-    """R2: only the marker of a task refuses an older batch, not the decision of a later one; and a
-    task without rows has no marker."""
+    """R2: only the marker of a task refuses an older batch, not the decision of a later one. A task
+    without rows has no marker."""
     judge = TransactionEnder._judge
 
     async def lenient(ender: TransactionEnder, *arguments: Any) -> Marker | None:
@@ -96,7 +96,7 @@ DEFECTS: Final[dict[str, tuple[Callable[[Patch], None], str]]] = {
 
 
 def verdict_on(seed: int) -> str | None:
-    """What is wrong with a seed, None if nothing."""
+    """What is wrong with a seed, or None if nothing."""
     try:
         run_seed(seed)
     except (AssertionError, VirtualTimeError) as error:

@@ -83,7 +83,7 @@ class CommitCheck:
         self._lost = [one for one in messages if judge.is_lost(one)]
 
     def failed(self, error: BaseException) -> None:
-        """It raised, or its process was killed."""
+        """The call raised, or its process was killed."""
         verified = self._lost and self._judge.world.describes
         refused = isinstance(error, NonDeterministicReplay | CheckpointRolledBack)
         if verified or refused or _NOTHING in str(error):
@@ -149,7 +149,7 @@ class Judge:
         return owner != _key(message) or entry.phase is not Phase.ONGOING
 
     def on_report(self, number: int | None, messages: Sequence[Prepared]) -> None:
-        """A batch was committed: its report has the ranges of every task, or says skipped."""
+        """A batch was committed: its report contains the ranges of every task, or says skipped."""
         report = job_report.report(messages, number)
         for task in report["tasks"]:
             counted = sum(count for *_, count in task["ranges"])

@@ -29,7 +29,7 @@ class Totals:
     broken: dict[int, str] = field(default_factory=dict)
 
     def add(self, seed: int, found: Report | str) -> None:
-        """One more seed: its report, or how it failed."""
+        """Add the report of one more seed, or the text of its failure."""
         self.seeds += 1
         if isinstance(found, str):
             self.broken[seed] = found
@@ -39,7 +39,8 @@ class Totals:
         self.virtual_s += found.virtual_s
         self.drawn.update(found.drawn)
         self.refusals.update(found.refusals)
-        self.hash ^= found.trace * (2 * seed + 1) % 2**64  # in whatever order seeds end
+        # The result does not depend on the order in which seeds end.
+        self.hash ^= found.trace * (2 * seed + 1) % 2**64
 
     def merge(self, other: Totals) -> None:
         """Add the sum of other seeds."""

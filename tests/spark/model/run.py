@@ -165,7 +165,7 @@ class Operator:
         return STOPPED
 
     async def _run_once(self) -> None:
-        """A run with its faults; perhaps of two drivers."""
+        """Run the query with its faults, perhaps with two drivers."""
         drivers = [self._driver(self.checkpoint, self.settings)]
         if self.world.strikes("shared_checkpoint", 0.7):
             drivers.append(self._driver(self.checkpoint, self.settings))
@@ -203,7 +203,7 @@ class Operator:
         return self.world.judge.refusal(ending.batch, ending.cause, split)
 
     def _on_failure(self, driver: Driver, ending: QueryFailed) -> None:
-        """What the operator does about it, sometimes."""
+        """Sometimes react to the failure as an operator would."""
         why = self._refused(driver, ending)
         if driver.checkpoint is not self.checkpoint or self.rng.random() < 0.3:
             return
@@ -347,7 +347,8 @@ class Operator:
         return list(dict.fromkeys([self.settings, *self._used(checkpoint.next_batch)]))
 
     async def _check_orphans(self) -> None:
-        """A batch ends what tasks left open; what is still open ends by its timeout."""
+        """Check that a batch has ended the transactions that tasks left open, and that the others
+        end by their timeout."""
         left = [name for name in sorted(self.world.open_ids()) if name.startswith("p.q.")]
         if left and self.world.describes:
             raise Violation(f"transactions {left} are open after a batch was committed")

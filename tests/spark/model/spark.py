@@ -3,7 +3,8 @@
 The rules are those of Spark's Python data sources:
 
 - A micro-batch is planned (`offsets/N`), its tasks run, the driver calls `commit`, then the batch
-  is noted (`commits/N`). Whatever fails in between, the same batch is run again after a restart.
+  is noted (`commits/N`). If anything fails before that, the same batch is run again after a
+  restart.
 - A task that fails is tried again in another process. Its iterator can end early without an error.
 - Attempts can run twice, and longer than their driver; only one message per task counts.
 - After a failed job or commit `abort` is called, with the messages that there are. After the death
@@ -117,7 +118,7 @@ class Attempt:
         self.task = process.start(work)
 
     async def message(self) -> Prepared:
-        """Its message to the driver."""
+        """The message of the attempt to the driver."""
         found: Prepared = await outcome(self.process, self.task, self.limit_s)
         return found
 
@@ -197,7 +198,7 @@ class Driver:
     # -- a query --------------------------------------------------------------------------------
 
     async def run(self, batches: int) -> None:
-        """Run until so many more batches are noted, or the query is stopped.
+        """Run until this many more batches are noted, or the query is stopped.
 
         Raises:
             QueryFailed: a batch failed; Spark ends the query.

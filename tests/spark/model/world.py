@@ -101,8 +101,8 @@ class World:
         return found
 
     def zombie(self, attempt: Attempt) -> None:
-        """An attempt whose driver no longer waits for it: it runs to its end, its iterator ends
-        early, it notices that and is cancelled, or its process is killed."""
+        """Draw what happens to an attempt whose driver no longer waits for it: it runs to its end,
+        its iterator ends early, it notices that and is cancelled, or its process is killed."""
         what: Callable[[], object] = self.rng.choice(
             (lambda: None, attempt.feed.close, attempt.task.cancel, attempt.process.kill)
         )

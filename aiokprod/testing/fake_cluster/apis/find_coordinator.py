@@ -35,7 +35,7 @@ def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorRes
 
 
 def coordinator_of(broker: FakeBroker, key: str) -> FakeBroker | None:
-    """The current coordinator of a group or transactional id, None if no broker can be."""
+    """The current coordinator of a group or transactional id, or None if no broker can be one."""
     chosen = broker.cluster.coordinator_ids
     brokers = [one for one in broker.cluster.living() if chosen is None or one.broker_id in chosen]
     return brokers[zlib.crc32(key.encode()) % len(brokers)] if brokers else None
