@@ -55,6 +55,34 @@ def test_every_codec_is_described() -> None:
         assert re.findall(r'"(\w+)"', described) == [*CODEC_NAMES]
 
 
+def version_constants() -> set[str]:
+    """The constants with which the producer compares the version of a message, or
+    which limit the version of a request."""
+    root = DOCS.parent / "aiokprod"
+    found = set()
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in {"_wire", "testing"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            operands: list[ast.expr] = []
+            if isinstance(node, ast.Compare) and re.search(r"\bversion [<>=]", ast.unparse(node)):
+                operands = [one for one in node.comparators if not isinstance(one, ast.Call)]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "VersionedRequest":
+                operands = node.args[2:]
+            for one in (one for operand in operands for one in ast.walk(operand)):
+                if isinstance(one, ast.Name | ast.Attribute):
+                    name = ast.unparse(one).split(".")[-1]
+                    if name.isupper():
+                        found.add(name)
+    return found
+
+
+def test_contributing_page_names_every_constant_about_versions() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("### a version of an API")[1].split("\n### ")[0]
+    assert version_constants() <= set(re.findall(r"`(_?[A-Z_]+)`", section))
+
+
 def test_error_page_has_every_class_under_its_base() -> None:
     table = section("errors.md", "Classes")
     named = set(re.findall(r"`([A-Z]\w+)`", table)) - OTHERS
