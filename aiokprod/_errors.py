@@ -82,9 +82,11 @@ class ErrorCode:
         hint: how to fix a failed Produce request; empty if unknown.
         spark_hint: the hint for tasks of the Spark sink, in terms of its options.
         too_large: after Produce: the batch is split; a batch of one record fails.
-        fatal_idempotent: after Produce: an idempotent producer can send no more records.
-        fatal_transactional: after Produce: a transactional producer can send no more records. Any
-            other code that fails a record only makes the transaction abortable.
+        fatal_idempotent: after Produce: an idempotent or transactional producer can send no more
+            records.
+        fatal_transactional: after Produce: a transactional producer can send no more records; also
+            set in every row with `fatal_idempotent`. Any other code that fails a record only makes
+            the transaction abortable.
         fails_topic: after Metadata: calls that wait for the topic fail at once. With any other code
             they keep waiting until max_block_ms.
         coordinator_action: action after a coordinator's response with this code; None for the

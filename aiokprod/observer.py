@@ -54,7 +54,7 @@ class BatchView(Protocol):
 
     @property
     def plain_size(self) -> int:
-        """Bytes of its records before compression; 0 until it is closed."""
+        """Bytes of its records before compression; 0 until it is encoded."""
 
     @property
     def codec_id(self) -> int:

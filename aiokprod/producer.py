@@ -468,7 +468,7 @@ class Producer(Generic[K, V]):
             BrokerError: the broker rejected it; see `.code` and `.outcome`.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
 
-        Cancellation withdraws the record if its batch has not been closed for sending; otherwise
+        Cancellation withdraws the record if its batch has not been encoded for sending; otherwise
         only the wait ends, and the record is still delivered or fails.
         """
         deadlines, deadline = self._deadlines, 0.0
@@ -478,23 +478,23 @@ class Producer(Generic[K, V]):
                 deadlines = self._lifecycle.runtime_for_sending().deadlines
             deadline = deadlines.begin(timeout)
         appender = self._appender
-        delivery = None
+        result = None
         if appender is not None:
-            delivery = appender.try_append(topic, value, key, partition, timestamp_ms, headers)
-        if not isinstance(delivery, Delivery):
-            delivery = await self._submitter.append(
-                topic, value, key, partition, timestamp_ms, headers, delivery, block=timeout
+            result = appender.try_append(topic, value, key, partition, timestamp_ms, headers)
+        if not isinstance(result, Delivery):
+            result = await self._submitter.append(
+                topic, value, key, partition, timestamp_ms, headers, result, block=timeout
             )
         metadata: RecordMetadata
         if timeout is None or deadlines is None:
-            metadata = await delivery
+            metadata = await result
             return metadata
-        deadlines.watch(delivery, deadline, timeout)
+        deadlines.watch(result, deadline, timeout)
         try:
-            metadata = await delivery
+            metadata = await result
             return metadata
         except WaitExpired:
-            late = self._submitter.timed_out(delivery, timeout)
+            late = self._submitter.timed_out(result, timeout)
         try:
             raise late
         finally:
@@ -548,14 +548,14 @@ class Producer(Generic[K, V]):
         runtime = self._lifecycle.runtime_for_sending()
         if on_delivery is not None:
             check_on_delivery("try_submit", on_delivery)
-        delivery = runtime.appender.try_append(
+        result = runtime.appender.try_append(
             topic, value, key, partition, timestamp_ms, headers, on_delivery
         )
-        if not isinstance(delivery, Delivery):
-            delivery = self._submitter.try_append(
-                topic, value, key, partition, timestamp_ms, headers, delivery, on_delivery
+        if not isinstance(result, Delivery):
+            result = self._submitter.try_append(
+                topic, value, key, partition, timestamp_ms, headers, result, on_delivery
             )
-        return delivery
+        return result
 
     def send_threadsafe(
         self,
@@ -584,7 +584,7 @@ class Producer(Generic[K, V]):
         Returns:
             A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or
             raises its error, like `send`; a timeout only ends the wait. `cancel()` withdraws
-            the record if its batch has not been closed for sending. A failure that is never
+            the record if its batch has not been encoded for sending. A failure that is never
             retrieved is logged and counted in records_unretrieved. On the event loop `result()`
             of a record without an outcome raises WrongLoop.
 

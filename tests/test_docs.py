@@ -23,6 +23,9 @@ from aiokprod._core.record_fields import DELIVERY_CHARGE
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.batch_compressor import BatchCompressor
 from aiokprod._engine.buffer.batch_states import TRANSITIONS, BatchState
+from aiokprod._engine.identity.transaction_manager import TransactionManager
+from aiokprod._engine.identity.transaction_states import TRANSITIONS as TXN_TRANSITIONS
+from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod._engine.sender.batch_completion import BatchCompletion
 from aiokprod._engine.sender.sender import Sender
 from aiokprod._errors import Code, ErrorCode
@@ -53,6 +56,34 @@ def test_every_codec_is_described() -> None:
     (profile,) = re.findall(r"^ +compression_type: .*", TopicProfile.__doc__ or "", re.MULTILINE)
     for described in (text, profile):
         assert re.findall(r'"(\w+)"', described) == [*CODEC_NAMES]
+
+
+def version_constants() -> set[str]:
+    """The constants with which the producer compares the version of a message, or
+    which limit the version of a request."""
+    root = DOCS.parent / "aiokprod"
+    found = set()
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in {"_wire", "testing"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            operands: list[ast.expr] = []
+            if isinstance(node, ast.Compare) and re.search(r"\bversion [<>=]", ast.unparse(node)):
+                operands = [one for one in node.comparators if not isinstance(one, ast.Call)]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "VersionedRequest":
+                operands = node.args[2:]
+            for one in (one for operand in operands for one in ast.walk(operand)):
+                if isinstance(one, ast.Name | ast.Attribute):
+                    name = ast.unparse(one).split(".")[-1]
+                    if name.isupper():
+                        found.add(name)
+    return found
+
+
+def test_contributing_page_names_every_constant_about_versions() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("### a version of an API")[1].split("\n### ")[0]
+    assert version_constants() <= set(re.findall(r"`(_?[A-Z_]+)`", section))
 
 
 def test_error_page_has_every_class_under_its_base() -> None:
@@ -288,6 +319,70 @@ def test_design_page_says_what_makes_each_transition_of_a_batch() -> None:
         for name, method in re.findall(r"`(\w+)\.(\w+)`", made_by):
             assert hasattr(owners[name], method), f"{name}.{method}"
     assert documented == {(one, other) for one, others in TRANSITIONS.items() for other in others}
+
+
+def test_design_page_says_what_makes_each_transition_of_a_transactional_producer() -> None:
+    documented: set[tuple[TxnState, TxnState]] = set()
+    text = section("design/transactions.md", "States of the producer")
+    for row in re.findall(r"^\| (`.*→.*) \|$", text, re.MULTILINE):
+        states, made_by = row.split(" | ")
+        before, after = (re.findall(r"`(\w+)`", side) for side in states.split("→"))
+        documented |= {(TxnState[one], TxnState[other]) for one in before for other in after}
+        for method in re.findall(r"`TransactionManager\.(\w+)`", made_by):
+            assert hasattr(TransactionManager, method), method
+    assert documented == {
+        (one, other) for one, others in TXN_TRANSITIONS.items() for other in others
+    }
+
+
+FLAGS = (
+    "maybe_written",
+    "possibly_appended",
+    "in_doubt",
+    "lost",
+    "divided_in_doubt",
+    "sequence_reset",
+    "proven_offset",
+)
+"""The flags of a batch that say what is known of its attempts."""
+
+
+def readers_of_flags() -> dict[str, set[str]]:
+    """Flag of a batch → the methods ("Class.method") and functions that read it."""
+    found: dict[str, set[str]] = {flag: set() for flag in FLAGS}
+
+    def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = scope
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = (*scope, child.name)
+            elif (
+                isinstance(child, ast.Attribute)
+                and child.attr in FLAGS
+                and isinstance(child.ctx, ast.Load)
+                and ast.unparse(child.value) in {"batch", "each", "self.open[0]"}
+            ):
+                found[child.attr].add(".".join(scope))
+            visit(child, inner)
+
+    for path in (DOCS.parent / "aiokprod" / "_engine").rglob("*.py"):
+        visit(ast.parse(path.read_text(encoding="utf-8")), ())
+    inherits = {"RecordAccumulator.split"}  # not in the column
+    return {flag: names - inherits for flag, names in found.items()}
+
+
+def test_design_page_has_every_reader_of_a_flag() -> None:
+    documented: dict[str, set[str]] = {}
+    for line in section("design/idempotence.md", "Flags of a batch").splitlines():
+        if line.startswith("| `"):
+            flag, _, _, read_by = line.strip("| ").split(" | ")
+            names = re.findall(r"`([\w.]+)`", read_by)
+            documented[flag.strip("`")] = {
+                name
+                for name in names
+                if name not in {"lost", "SequencePolicy.on_failure"}  # the explanation names them
+            }
+    assert documented == readers_of_flags()
 
 
 def test_design_pages_have_the_size_of_a_delivery() -> None:

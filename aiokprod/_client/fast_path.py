@@ -14,8 +14,8 @@ class FastPathSwitch:
     The fast path is on while both conditions hold:
 
     - a transaction is open and not prepared, or the producer is not transactional;
-    - the producer takes records: it has not failed, is not closing, and is not a copy of another
-      process's producer.
+    - the producer takes records: no error has ended it (`Runtime.failure`), it is not closing, and
+      is not a copy of another process's producer.
     """
 
     def __init__(self, appender: Appender, *, transactional: bool) -> None:

@@ -65,12 +65,12 @@ class RecordSerializers(SerializerPair):
         self, record: ProducerRecord[Any, Any], serialized: SerializedRecord | None = None
     ) -> SerializedRecord:
         """Call the serializers of a record; `finish` or `finish_now` must follow."""
-        return self.serialize(record.topic, record.headers, record.key, record.value, serialized)
+        return self.serialize(record.topic, record.headers, record.value, record.key, serialized)
 
     async def finish(
         self, record: ProducerRecord[Any, Any], serialized: SerializedRecord, deadline: float
     ) -> Payload:
-        """Wait for asynchronous serializers until `deadline` (loop time); (key, value).
+        """Wait for asynchronous serializers until `deadline` (loop time); (value, key).
 
         Raises:
             SerializationError: a serializer failed or took too long; nothing was appended.
@@ -84,7 +84,7 @@ class RecordSerializers(SerializerPair):
             value = self._bound_value(record.topic, headers, record.value)
         if value is not None and not isinstance(value, bytes):
             value = await self._bound_value.finish(record.topic, record.value, value, deadline)
-        return key, value
+        return value, key
 
     def finish_now(self, serialized: SerializedRecord) -> Payload:
         """Like `finish`, for callers that cannot wait.
@@ -98,7 +98,7 @@ class RecordSerializers(SerializerPair):
             raise self._bound_key.asynchronous_error(key)
         if value is not None and not isinstance(value, bytes):
             raise self._bound_value.asynchronous_error(value)
-        return key, value
+        return value, key
 
     @staticmethod
     def _raise_failure(serialized: SerializedRecord) -> None:

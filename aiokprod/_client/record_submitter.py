@@ -52,8 +52,8 @@ def late_error(delivery: Delivery, timeout: float, reason: str) -> DeliveryTimeo
 class RecordSubmitter:
     """Checks a record's arguments and sends it by the slow path.
 
-    Arguments named `fields` are those of `Producer.send` in its order: topic, value, key,
-    partition, timestamp_ms, headers.
+    Arguments named `fields` are the positional ones of `append`: those of `Producer.send` in its
+    order (topic, value, key, partition, timestamp_ms, headers), `serialized` and `on_delivery`.
     """
 
     def __init__(self, lifecycle: Lifecycle, slow_path: SlowPath, max_block: float) -> None:

@@ -157,11 +157,11 @@ class BulkSender:
         i = self.position
         appender = self._runtime.appender
         slot = self._slot(topic, partition)
-        serialized = None
+        result = None
         if slot is not None:
             with contextlib.suppress(MemoryError):  # the slow path repeats it and reports its error
                 if appender.calls_user:
-                    serialized = append_objects(
+                    result = append_objects(
                         appender, self.tracker, slot, columns.values, columns.keys,
                         columns.timestamps, columns.headers, partition, i,
                     )  # fmt: skip
@@ -173,12 +173,12 @@ class BulkSender:
                     )  # fmt: skip
         # Do not suspend if user code was called for this record: its results are not kept, so the
         # record is appended now.
-        if serialized is None and self.position > i and self._runtime.yield_queue.slice_is_over():
+        if result is None and self.position > i and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         elif self.position < len(columns.values):
             i = self.position
             value, key, timestamp, row_headers = columns.row(i)
-            await self._one(i, (topic, value, key, partition, timestamp, row_headers), serialized)
+            await self._one(i, (topic, value, key, partition, timestamp, row_headers), result)
 
     def _fail_rest(self, positions: Iterable[int], error: KafkaError) -> None:
         """The producer ended: the remaining records fail with `error`, which is raised if there are
@@ -219,11 +219,11 @@ class BulkSender:
     async def _advance_records(self, source: RecordSource) -> None:
         """Append as many records as possible without waiting, then one by the slow path."""
         self._check()
-        serialized = None
+        result = None
         with contextlib.suppress(MemoryError):  # the slow path repeats it and reports its error
-            serialized = append_records(self._runtime.appender, self.tracker, source)
+            result = append_records(self._runtime.appender, self.tracker, source)
         if source.has_record:
-            await self._record(self.position, source.take(), serialized)
+            await self._record(self.position, source.take(), result)
         elif self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
 
@@ -249,7 +249,7 @@ class BulkSender:
         self._runtime.state.gate.on_refused(error)
 
     async def _record(
-        self, number: int, record: Any, serialized: Delivery | SerializedRecord | None
+        self, number: int, record: Any, result: Delivery | SerializedRecord | None
     ) -> None:
         """Append or refuse a record that the compiled path has not appended."""
         if isinstance(record, ProducerRecord):
@@ -257,7 +257,7 @@ class BulkSender:
                 record.topic, record.value, record.key, record.partition, record.timestamp_ms,
                 record.headers or None,
             )  # fmt: skip
-            await self._one(number, fields, serialized)
+            await self._one(number, fields, result)
             return
         self.refused[number] = ConfigError(
             f"send_many: entry {number} is {type(record).__name__}, not ProducerRecord"
@@ -270,16 +270,17 @@ class BulkSender:
         self,
         position: int,
         fields: tuple[Any, ...],
-        serialized: Delivery | SerializedRecord | None = None,
+        result: Delivery | SerializedRecord | None = None,
     ) -> None:
-        """Append one record by the slow path. Its error does not end the call."""
-        if isinstance(serialized, Delivery):
-            self._note(position, serialized)
+        """Append one record by the slow path, unless `result`, that of the fast path, is its
+        `Delivery`. Its error does not end the call."""
+        if isinstance(result, Delivery):
+            self._note(position, result)
             return
         try:
-            await self._append_slowly(position, fields, serialized)
+            await self._append_slowly(position, fields, result)
         finally:
-            close_coroutines(serialized)
+            close_coroutines(result)
         if self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
 

@@ -160,7 +160,7 @@ class TableSender(BulkSender):
             topic = validate_topic(topic)
         reader = await TableReader.open(table, self._runtime.loop)
         try:
-            layout = layout_of(reader.schema, topic, names, self._slow_path.serialized)
+            layout = layout_of(reader.schema, topic, names, self._slow_path.serialized_parts)
             await self._send_all(reader, layout, topic)
         finally:
             reader.close()

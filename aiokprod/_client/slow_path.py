@@ -1,9 +1,10 @@
 """The slow path of a record: everything that needs Python code, a wait or an error message.
 
-`RecordSubmitter` has checked the arguments. Order: interceptors, metadata, serializers, size; then,
-in one step without suspension, the state of the producer, memory, partitioner and append. If that
-step lacks metadata, memory or room in the broker's share of the buffer, it is repeated after a
-wait, during which no memory is held: a partitioner may be called more than once for a record.
+`RecordSubmitter` has checked the arguments. Order: interceptors, metadata, serializers, plug-ins,
+size; then, in one step without suspension, the state of the producer, memory, partitioner and
+append. If that step lacks metadata, memory or room in the broker's share of the buffer, it is
+repeated after a wait, during which no memory is held: a partitioner may be called more than once
+for a record.
 
 Source: Java `KafkaProducer.doSend`, which calls the partitioner before it checks the size.
 """
@@ -81,7 +82,7 @@ class SlowPath:
         return self._serializers.plain
 
     @property
-    def serialized(self) -> list[str]:
+    def serialized_parts(self) -> list[str]:
         """The names ("key", "value") of the parts that a serializer converts."""
         serializers = {"key": self._serializers.key, "value": self._serializers.value}
         return [role for role, one in serializers.items() if not one.passthrough]
@@ -197,8 +198,8 @@ class SlowPath:
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
         self._start_serializers(record, serialized)
-        key, value = await self._serializers.finish(record, serialized, deadline)
-        payload = self._payload(key, value, serialized)
+        value, key = await self._serializers.finish(record, serialized, deadline)
+        payload = self._payload(value, key, serialized)
         size = self._checked_size(topic, *payload)
         return await self._append_with_memory(
             record, payload, size, deadline, reservation, serialized.hooked
@@ -213,12 +214,12 @@ class SlowPath:
                 serialized.hooked.headers = serialized.headers or ()
 
     @staticmethod
-    def _payload(key: bytes | None, value: bytes | None, serialized: SerializedRecord) -> _Payload:
-        """Key, value and headers, after the plug-ins."""
+    def _payload(value: bytes | None, key: bytes | None, serialized: SerializedRecord) -> _Payload:
+        """Value, key and headers, after the plug-ins."""
         headers = serialized.headers or ()
         if serialized.hooked is not None:
-            headers = serialized.hooked.append_headers(key, value, headers) or ()
-        return key, value, headers
+            headers = serialized.hooked.append_headers(value, key, headers) or ()
+        return value, key, headers
 
     async def _append_with_memory(
         self,
@@ -299,7 +300,7 @@ class SlowPath:
         """Choose the partition and append the record, without suspending."""
         runtime = self._started()
         runtime.state.gate.check_open()
-        key, value, headers = payload
+        value, key, headers = payload
         partition = record.partition
         if partition is None and self._partitioner is not None:
             partition = choose(
@@ -374,8 +375,8 @@ class SlowPath:
                 "later, or `await producer.warm([topic])` first"
             )
         self._start_serializers(record, serialized)
-        key, value = self._serializers.finish_now(serialized)
-        payload = self._payload(key, value, serialized)
+        value, key = self._serializers.finish_now(serialized)
+        payload = self._payload(value, key, serialized)
         self._checked_size(record.topic, *payload)
         result = self._append(record, snapshot, payload, reservation, None, serialized.hooked)
         if result.delivery is None and result.over_quota is None:
@@ -385,12 +386,12 @@ class SlowPath:
     def _checked_size(
         self,
         topic: str,
-        key: bytes | None,
         value: bytes | None,
+        key: bytes | None,
         headers: Sequence[Header] | None,
     ) -> int:
         try:
-            size = record_size_bound(key, value, headers)
+            size = record_size_bound(value, key, headers)
         except ValueError as error:
             raise ConfigError(
                 f"headers of a record to {topic} must be (str, bytes or None) pairs whose names "

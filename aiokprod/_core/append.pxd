@@ -36,8 +36,10 @@ cdef class Appender:
     cdef object slow_submit
     cdef object unix_ms
     cdef SerializerPair serializers
-    cdef HookCalls hooks     # None if there are none
-    cdef HookCalls reporter  # the same object; set even if `hooks` is None
+    cdef HookCalls hooks     # None if there is no interceptor and no plug-in
+    # Reports a record that failed. Unlike `hooks` it is also set if there are no interceptors and
+    # plug-ins to call, which makes `hooks` None.
+    cdef HookCalls reporter
     cdef object partitioner
     cdef object check_partition
     cdef public object snapshot  # written by `Runtime`

@@ -296,7 +296,8 @@ cdef class Appender:
 
     cdef object prepare(self, object topic, object value, object key, object partition,
                         object timestamp_ms, object headers):
-        """Like `try_append`, for a record that `fast` has not appended."""
+        """Call the producer's user code and append a record that `fast` has not appended; returns
+        what `try_append` returns."""
         # Find arguments that the slow path would refuse before user code is called.
         if not self.accepts(topic, partition, timestamp_ms, headers):
             return None
@@ -396,14 +397,14 @@ cdef class Appender:
         if hooked is not None and hooked.record is not None:
             if not self.accepts(topic, partition, timestamp_ms, headers):
                 return record  # an interceptor has changed it
-        self.serializers.serialize(topic, headers, key, value, record)
+        self.serializers.serialize(topic, headers, value, key, record)
         final_headers = record.headers
         if not record.is_complete():
             if hooked is not None:
                 hooked.headers = final_headers
             return record
         if hooked is not None:
-            final_headers = self.hooks.call_plugins(hooked, record.key, record.value, final_headers)
+            final_headers = self.hooks.call_plugins(hooked, record.value, record.key, final_headers)
         if partition is None and self.partitioner is not None:
             partition = self.choose(record, topic, value, key, final_headers)
             if partition is None:

@@ -598,7 +598,7 @@ cdef class Delivery:
 
     Works with `await`, `asyncio.gather`, `wait`, `wait_for`, `shield` and `as_completed`.
     Cancelling (directly, or by cancelling a task that awaits it) withdraws the record if its
-    batch has not been closed for sending; otherwise only the wait ends, and the record is still
+    batch has not been encoded for sending; otherwise only the wait ends, and the record is still
     delivered or fails.
     Complexity: O(1) per operation. Not thread-safe: use it on the producer's loop.
     """

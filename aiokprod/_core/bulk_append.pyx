@@ -242,8 +242,8 @@ def append_objects(Appender appender not None, BulkTracker tracker not None,
     """Like `append_column`, but each row is appended like a single record, whose key and value are
     converted by the serializers.
 
-    Returns what `Appender.try_append` returns for the first row that was not appended; None at the
-    end.
+    Returns what `append_row` returned for the first row that was not appended, which may be None.
+    None at the end and at the end of the time slice, too: the tracker has the number of rows.
     """
     cdef Py_ssize_t i = start
     cdef object result

@@ -25,7 +25,7 @@ cdef class HookCalls:
     cdef HookedRecord started(self, object record, object topic, object partition)
     cdef HookedRecord begin(self, object topic, object value, object key, object partition,
                             object timestamp_ms, object headers)
-    cdef object call_plugins(self, HookedRecord hooked, object key, object value, object headers)
+    cdef object call_plugins(self, HookedRecord hooked, object value, object key, object headers)
     cdef int attach(self, HookedRecord hooked, Delivery delivery, object headers) except -1
     cdef int settle_intercepted(self, BatchCore core, list pairs) except -1
     cdef int settle_plugin(self, object plugin, BatchCore core, list pairs, object view) except -1

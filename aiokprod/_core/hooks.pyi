@@ -49,8 +49,8 @@ class HookedRecord:
     headers: Sequence[tuple[str, bytes | None]]
     def append_headers(
         self,
-        key: bytes | None,
         value: bytes | None,
+        key: bytes | None,
         headers: Sequence[tuple[str, bytes | None]],
     ) -> Sequence[tuple[str, bytes | None]]: ...
 

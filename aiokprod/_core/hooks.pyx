@@ -183,7 +183,7 @@ cdef class HookCalls:
         return self.started(record, topic, partition)
 
     @cython.nonecheck(True)
-    cdef object call_plugins(self, HookedRecord hooked, object key, object value, object headers):
+    cdef object call_plugins(self, HookedRecord hooked, object value, object key, object headers):
         """Call `on_append` of the plug-ins; the headers after all of them."""
         cdef Py_ssize_t number
         cdef tuple given, result
@@ -375,12 +375,12 @@ cdef class HookedRecord:
         plugins_called: number of plug-ins whose `on_append` was called.
     """
 
-    def append_headers(self, key, value, headers):
+    def append_headers(self, value, key, headers):
         """Call `on_append` of the plug-ins, unless that was already done, and return the headers to
         send."""
         if self.plugins_called or self.hooks is None:
             return self.headers
-        return self.hooks.call_plugins(self, key, value, headers)
+        return self.hooks.call_plugins(self, value, key, headers)
 
     def __del__(self):
         if self.hooks is not None:

@@ -4,8 +4,8 @@ DELIVERY_CHARGE: int
 RECORD_OVERHEAD: int
 
 def record_size_bound(
-    key: bytes | None,
     value: bytes | None,
+    key: bytes | None,
     headers: Sequence[tuple[str, bytes | None]] | None,
 ) -> int: ...
 def murmur2(data: bytes) -> int: ...

@@ -18,8 +18,8 @@ DELIVERY_CHARGE = CHARGE
 RECORD_OVERHEAD = OVERHEAD
 
 
-def record_size_bound(key, value, headers):
-    """Upper bound of a record's encoded bytes; key and value bytes or None.
+def record_size_bound(value, key, headers):
+    """Upper bound of a record's encoded bytes; value and key bytes or None.
 
     Raises ValueError if headers are not (str, bytes | None) pairs.
     """

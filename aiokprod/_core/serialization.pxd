@@ -38,5 +38,5 @@ cdef class SerializerPair:
     cdef readonly bint plain
     cdef bint takes_headers
 
-    cpdef SerializedRecord serialize(self, str topic, object headers, object key, object value,
+    cpdef SerializedRecord serialize(self, str topic, object headers, object value, object key,
                                      SerializedRecord record=*)

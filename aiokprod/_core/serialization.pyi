@@ -45,7 +45,7 @@ class SerializerPair:
         self,
         topic: str,
         headers: Sequence[tuple[str, bytes | None]] | None,
-        key: Any,
         value: Any,
+        key: Any,
         record: SerializedRecord | None = None,
     ) -> SerializedRecord: ...

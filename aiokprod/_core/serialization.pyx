@@ -136,9 +136,9 @@ cdef class SerializerPair:
                               or (value.takes_topic and not value.passthrough))
 
     @cython.nonecheck(True)  # the serializers are None if `__init__` was not called
-    cpdef SerializedRecord serialize(self, str topic, object headers, object key, object value,
+    cpdef SerializedRecord serialize(self, str topic, object headers, object value, object key,
                                      SerializedRecord record=None):
-        """Serialize key and value as far as possible without waiting.
+        """Serialize key and value, in this order, as far as possible without waiting.
 
         Args:
             headers: list or tuple of (str, bytes or None) pairs, or None; serializers get a copy as

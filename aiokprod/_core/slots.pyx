@@ -15,8 +15,9 @@ cdef class PartitionSlot:
 
     Attributes:
         core: the open batch, or None if there is none.
-        reserved_bytes: bytes of the partition's closed batches. They are also counted for the
-            broker that leads the partition (`follow`).
+        reserved_bytes: bytes of the partition's sealed batches, and of an open one that has to wait
+            behind another batch. They are also counted for the broker that leads the partition
+            (`follow`).
         opened: number of batches opened so far.
     """
 

@@ -44,7 +44,7 @@ def test_key_is_serialized_before_the_value_also_if_one_has_to_be_awaited(
     log: list[str] = []
     both = RecordSerializers(Noting("key", log, key_later), Noting("value", log, value_later))
     started = both.start(RECORD)
-    assert asyncio.run(both.finish(RECORD, started, math.inf)) == (b"k", b"v")
+    assert asyncio.run(both.finish(RECORD, started, math.inf)) == (b"v", b"k")
     assert (log, started.headers) == (["key", "value"], [("key", None), ("value", None)])
     assert not both.plain
 
@@ -71,10 +71,10 @@ def test_asynchronous_serializer_is_refused_where_nothing_can_be_awaited(
     with pytest.raises(ConfigError, match=f"{name}_serializer Noting is asynchronous"):
         both.finish_now(both.start(RECORD))
     now = RecordSerializers(Noting("key", log, False), Noting("value", log, False))
-    assert now.finish_now(now.start(RECORD)) == (b"k", b"v")
+    assert now.finish_now(now.start(RECORD)) == (b"v", b"k")
 
 
 def test_producer_without_serializers_takes_bytes_as_they_are() -> None:
     none = RecordSerializers(None, None)
     assert none.plain
-    assert none.finish_now(none.start(ProducerRecord("t", b"v", None))) == (None, b"v")
+    assert none.finish_now(none.start(ProducerRecord("t", b"v", None))) == (b"v", None)

@@ -348,7 +348,7 @@ def test_serializers_are_not_taken_as_called_if_there_was_no_memory_for_the_head
     failed = False
     testcapi.set_nomemory(0)
     try:
-        pair.serialize("t", given, "key", "value", record)
+        pair.serialize("t", given, "value", "key", record)
     except MemoryError:
         failed = True
     finally:

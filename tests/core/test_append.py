@@ -182,7 +182,7 @@ def test_memory_is_the_bytes_written_and_a_charge_per_handle(rows: Any, limit: i
     harness = idle_harness(limit=limit)
     for value, key, timestamp, headers in rows:
         before = harness.memory.used
-        bound = record_size_bound(key, value, headers)
+        bound = record_size_bound(value, key, headers)
         harness.append(value, key, timestamp, headers)
         assert harness.memory.used - before <= bound + DELIVERY_CHARGE
     assert harness.memory.used == sum(core.buffered_bytes for core in harness.opened)
@@ -191,7 +191,7 @@ def test_memory_is_the_bytes_written_and_a_charge_per_handle(rows: Any, limit: i
 
 
 def test_memory_that_is_short_needs_a_decision() -> None:
-    bound = record_size_bound(None, b"v" * 100, None) + DELIVERY_CHARGE
+    bound = record_size_bound(b"v" * 100, None, None) + DELIVERY_CHARGE
     harness = idle_harness(memory=bound)
     assert harness.appender.try_append("t", b"v" * 101) is None
     assert harness.appender.try_append("t", b"v" * 100) is not None
@@ -212,7 +212,7 @@ def test_nobody_overtakes_those_who_wait_for_memory() -> None:
 
 def test_surplus_of_a_reservation_goes_back() -> None:
     harness = idle_harness()
-    size = record_size_bound(None, b"v", None) + DELIVERY_CHARGE
+    size = record_size_bound(b"v", None, None) + DELIVERY_CHARGE
     harness.append(b"v", reserved=size)
     assert harness.memory.used == harness.core.buffered_bytes < size
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib import import_module
 from typing import Any
 
 import pytest
 
+from aiokprod._client.check.connections import explain_failure
 from aiokprod._config.mechanisms import MECHANISMS, MechanismSpec, Needs
 from aiokprod.cluster import Node
 from aiokprod.config import ProducerConfig
-from aiokprod.errors import ConfigError
+from aiokprod.environment import Environment
+from aiokprod.errors import AuthenticationError, Code, ConfigError, error_code
 from aiokprod.security import JwtBearerTokens, MskIamTokens, OidcTokens, TokenProvider
+from aiokprod.testing.memory import MemoryNetwork
 
 SETTINGS: dict[Needs, dict[str, Any]] = {
     Needs.PASSWORD: {"sasl_username": "user", "sasl_password": "secret"},
@@ -40,6 +44,21 @@ def test_mechanism_is_made_by_its_module(spec: MechanismSpec) -> None:
     module = import_module(f"aiokprod._net.sasl.{spec.module}")
     exchange = module.mechanism(config(spec), lambda: 0)(Node(1, "b", 9092))
     assert exchange.name == spec.name
+
+
+@ROWS
+def test_remedy_after_a_refusal_names_the_settings_of_the_mechanism(spec: MechanismSpec) -> None:
+    error = AuthenticationError("no", code=error_code(Code.SASL_AUTHENTICATION_FAILED))
+    environment = Environment(MemoryNetwork())
+    found = asyncio.run(explain_failure(error, "b:1", ("b", 1), config(spec), environment))
+    words = {
+        Needs.PASSWORD: "sasl_password",
+        Needs.TOKEN: "scope of the token",
+        Needs.SIGNATURE: "sasl_token_provider",
+        Needs.TICKET: "sasl_kerberos_service_name",
+    }
+    assert words[spec.needs] in found.remedy
+    assert ("sasl_username" in found.remedy) == (spec.needs is Needs.PASSWORD)
 
 
 @ROWS

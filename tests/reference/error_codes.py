@@ -15,9 +15,12 @@ RETRIABLE_IN_JAVA: Final = frozenset(
 )
 """Codes whose exception is a `RetriableException` in Java 4.x."""
 
-RETRIED: Final = RETRIABLE_IN_JAVA | {8}
-"""Codes after which this producer repeats a request. BROKER_NOT_AVAILABLE (8): Java fails, franz-go
-and this producer retry."""
+RETRIED_UNLIKE_IN_JAVA: Final = frozenset({8})
+"""Codes after which this producer repeats a request and Java fails, or the other way round.
+BROKER_NOT_AVAILABLE (8): Java fails, franz-go and this producer retry."""
+
+RETRIED: Final = RETRIABLE_IN_JAVA ^ RETRIED_UNLIKE_IN_JAVA
+"""Codes after which this producer repeats a request."""
 
 CHECKED_BEFORE_THE_APPEND: Final = frozenset(
     {

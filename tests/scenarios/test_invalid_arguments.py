@@ -524,7 +524,7 @@ async def test_partition_that_try_submit_does_not_know_is_named(
 @pytest.mark.parametrize("by", ["send", "try_submit", "send_many", "send_table"])
 def test_record_as_large_as_the_whole_buffer_is_taken_and_one_byte_more_is_refused(by: str) -> None:
     value = b"v" * 2_000
-    size = record_size_bound(None, value, ()) + DELIVERY_CHARGE
+    size = record_size_bound(value, None, ()) + DELIVERY_CHARGE
 
     async def main() -> None:
         async with harness(buffer_memory=size, batch_size=500) as (cluster, producer, _):

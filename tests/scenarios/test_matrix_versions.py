@@ -1,4 +1,5 @@
-"""Produce 3 to 13 with every Metadata version, acks and codecs: what is stored is what was sent."""
+"""Every version of Produce with every version of Metadata, acks and codecs: what is stored is what
+was sent."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from aiokprod._engine.sender.produce_request import TOPIC_ID_VERSION
 from aiokprod._wire.compression import CODEC_NAMES
+from aiokprod._wire.versions import CLIENT_RANGES
 from aiokprod.errors import DeliveryTimeout, KafkaError, Outcome
 from aiokprod.producer import Producer
 from aiokprod.records import RecordMetadata
@@ -26,13 +29,20 @@ from tests.scenarios.scenario_helpers import (
     scenario,
 )
 
+API_KEYS = {"produce": 0, "metadata": 3, "api_versions": 18, "init_producer_id": 22}
+TOPIC_IDS_IN_METADATA = 10
+
+
+def versions_of(api: str) -> range:
+    oldest, newest = CLIENT_RANGES[API_KEYS[api]]
+    return range(oldest, newest + 1)
+
 
 def only_version(cluster: FakeCluster, broker_id: int | None = None, **versions: Any) -> None:
     """Let brokers offer exactly one version of some APIs."""
-    keys = {"produce": 0, "metadata": 3, "api_versions": 18, "init_producer_id": 22}
     for broker in cluster.brokers.values():
         if broker_id in (None, broker.broker_id):
-            pinned = {keys[name]: (version, version) for name, version in versions.items()}
+            pinned = {API_KEYS[name]: (version, version) for name, version in versions.items()}
             profile = profile_named("4.3")
             broker.profile = dataclasses.replace(profile, ranges=profile.ranges | pinned)
 
@@ -59,14 +69,14 @@ async def round_trip(producer: Producer[Any, Any], cluster: FakeCluster, **optio
     return found
 
 
-@pytest.mark.parametrize("metadata", range(14))
-@pytest.mark.parametrize("produce", range(3, 14))
+@pytest.mark.parametrize("metadata", versions_of("metadata"))
+@pytest.mark.parametrize("produce", versions_of("produce"))
 def test_versions_of_produce_and_metadata_in_any_pair(produce: int, metadata: int) -> None:
     async def main() -> None:
         async with harness() as (cluster, producer, _):
             only_version(cluster, metadata=metadata)
             only_version(cluster, produce=produce, metadata=metadata)
-            if produce == 13 and metadata < 10:
+            if produce >= TOPIC_ID_VERSION and metadata < TOPIC_IDS_IN_METADATA:
                 # Topic ids are required and no broker returns any. No such broker exists, but it
                 # must not hang.
                 with pytest.raises(KafkaError) as info:
@@ -80,7 +90,7 @@ def test_versions_of_produce_and_metadata_in_any_pair(produce: int, metadata: in
     play(main)
 
 
-@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("version", versions_of("api_versions"))
 def test_versions_of_api_versions(version: int) -> None:
     async def main() -> None:
         async with harness() as (cluster, producer, _):
@@ -92,7 +102,7 @@ def test_versions_of_api_versions(version: int) -> None:
     play(main)
 
 
-@pytest.mark.parametrize("version", range(6))
+@pytest.mark.parametrize("version", versions_of("init_producer_id"))
 def test_versions_of_init_producer_id(version: int) -> None:
     async def main() -> None:
         async with harness() as (cluster, producer, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import ssl
 from importlib.machinery import ModuleSpec
@@ -11,7 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aiokprod import Credentials, Producer, Secret
+from aiokprod import Credentials, Producer, ProducerConfig, Secret
+from aiokprod._config import settings as settings_of
+from aiokprod._config.mechanisms import MECHANISMS
 from aiokprod._security.msk_iam import MskIamTokens
 from aiokprod._security.oidc import OidcTokens
 
@@ -67,13 +70,27 @@ def test_docs_every_security_example_is_accepted() -> None:
 
 
 def test_docs_have_an_example_for_every_listener_type_and_mechanism() -> None:
-    from aiokprod._config.mechanisms import MECHANISMS
-
     made = run_all()
     assert {config.security_protocol for config in made} == {"SSL", "SASL_SSL", "SASL_PLAINTEXT"}
     assert {config.sasl_mechanism for config in made} == {None, *MECHANISMS}
     assert any(config.ssl_keystore_location for config in made)
     assert any(config.sasl_delegation_token for config in made)
+
+
+def test_docs_and_settings_name_every_mechanism() -> None:
+    settings = re.sub(r"\s+", " ", ProducerConfig.__doc__ or "")
+    (choices,) = re.findall(r" sasl_mechanism: (.*?)\. ", settings)
+    assert re.findall(r'"([\w-]+)"', choices) == [*MECHANISMS]
+    (typed,) = re.findall(
+        r"    sasl_mechanism: \((.*?)\n    \)\n", inspect.getsource(settings_of), re.DOTALL
+    )
+    assert re.findall(r'"([\w-]+)"', typed) == [*MECHANISMS]
+    in_clear = {spec.name for spec in MECHANISMS.values() if spec.sends_in_clear}
+    (allowed,) = re.findall(r" sasl_allow_cleartext: allow (.*?) without TLS", settings)
+    (readable,) = re.findall(
+        r"^(.*) send credentials that can be read without", GUIDE, re.MULTILINE
+    )
+    assert set(re.split(r", | and ", allowed)) == set(re.split(r", | and ", readable)) == in_clear
 
 
 def test_docs_name_the_hosted_services() -> None:

@@ -598,6 +598,20 @@ def test_user_of_an_exchange_is_the_one_it_named(
     assert not exchange.same_user()
 
 
+def test_authenticator_makes_one_exchange_for_each_authentication() -> None:
+    made: list[Plain] = []
+
+    def new_mechanism() -> Plain:
+        made.append(Plain(Credentials("u", PASSWORD)))
+        return made[-1]
+
+    authenticator = SaslAuthenticator("broker b", new_mechanism)
+    assert made == []
+    for number in (1, 2):
+        authenticator.start({17: (0, 1), 36: (0, 2)})
+        assert len(made) == number
+
+
 def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_texts() -> None:
     """At a re-authentication it knows the password."""
     authenticator = SaslAuthenticator("broker b", lambda: Plain(Credentials("u", PASSWORD)))

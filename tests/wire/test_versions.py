@@ -15,6 +15,8 @@ from aiokprod._wire.versions import (
 )
 from aiokprod.errors import UnsupportedVersion
 
+OLDEST, NEWEST = CLIENT_RANGES[0]
+
 
 def test_client_ranges_leave_out_unstable_versions() -> None:
     assert CLIENT_RANGES[0] == (3, 13)
@@ -39,11 +41,11 @@ def test_broker_ranges_leave_out_nonsense() -> None:
 @pytest.mark.parametrize(
     ("broker", "expected"),
     [
-        ((0, 13), 13),
-        ((0, 99), 13),
+        ((0, NEWEST), NEWEST),
+        ((0, 99), NEWEST),
         ((3, 9), 9),
-        ((0, 3), 3),
-        ((13, 20), 13),
+        ((0, OLDEST), OLDEST),
+        ((NEWEST, 99), NEWEST),
     ],
 )
 def test_negotiate_takes_the_newest_common_version(broker: tuple[int, int], expected: int) -> None:
@@ -51,17 +53,20 @@ def test_negotiate_takes_the_newest_common_version(broker: tuple[int, int], expe
 
 
 def test_negotiate_obeys_the_cap() -> None:
-    assert negotiate(0, {0: (0, 13)}, max_version=11) == 11
+    assert negotiate(0, {0: (0, NEWEST)}, max_version=11) == 11
     with pytest.raises(UnsupportedVersion, match="allowed up to 2"):
-        negotiate(0, {0: (0, 13)}, max_version=2)
+        negotiate(0, {0: (0, NEWEST)}, max_version=2)
 
 
 @pytest.mark.parametrize(
     ("broker", "text"),
     [
-        ({}, "ProduceRequest: client 3 to 13, broker does not know it"),
-        ({0: (0, 2)}, "ProduceRequest: client 3 to 13, broker 0 to 2"),
-        ({0: (14, 20)}, "ProduceRequest: client 3 to 13, broker 14 to 20"),
+        ({}, f"ProduceRequest: client {OLDEST} to {NEWEST}, broker does not know it"),
+        ({0: (0, 2)}, f"ProduceRequest: client {OLDEST} to {NEWEST}, broker 0 to 2"),
+        (
+            {0: (NEWEST + 1, 99)},
+            f"ProduceRequest: client {OLDEST} to {NEWEST}, broker {NEWEST + 1} to 99",
+        ),
     ],
 )
 def test_negotiate_without_a_common_version_names_both_sides(

@@ -7,6 +7,7 @@ import ssl
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiokprod._client.check.servers import REACH
+from aiokprod._config.mechanisms import MECHANISMS, Needs
 from aiokprod._config.profiles import profiles_of
 from aiokprod._config.security import SASL_PROTOCOLS, TLS_PROTOCOLS
 from aiokprod.errors import (
@@ -35,6 +36,17 @@ _PROBE_S: Final = 2.0
 _DATES: Final = frozenset({9, 10, 11, 12, 13, 14})
 _NAMES: Final = frozenset({62, 63, 64})
 _TRUST: Final = frozenset({2, 18, 19, 20, 21, 22, 24})
+
+_REMEDIES: Final = {
+    Needs.PASSWORD: "check sasl_username and sasl_password, and that the brokers know this user "
+    "for {mechanism}",
+    Needs.TOKEN: "check issuer, audience and scope of the token, and the clocks of issuer and "
+    "brokers",
+    Needs.SIGNATURE: "check credentials and region of sasl_token_provider, the policies of this "
+    "identity, and the clock of this host",
+    Needs.TICKET: "check the ticket of this principal and sasl_kerberos_service_name",
+}
+"""What to do if a broker refuses the credentials."""
 
 
 class _Need(NamedTuple):
@@ -178,10 +190,7 @@ def _not_tls(subject: str) -> Finding:
 def _refused(error: AuthenticationError, subject: str, config: ProducerConfig) -> Finding:
     number = None if error.code is None else error.code.number
     code = "authentication_failed"
-    remedy = (
-        "check sasl_username and sasl_password, and that the brokers know this user for "
-        f"{config.sasl_mechanism}"
-    )
+    remedy = "compare the security settings of client and listener"
     if number == Code.ILLEGAL_SASL_STATE:
         code = "sasl_not_expected"
         plain = "SSL" if config.security_protocol in TLS_PROTOCOLS else "PLAINTEXT"
@@ -189,14 +198,9 @@ def _refused(error: AuthenticationError, subject: str, config: ProducerConfig) -
     elif number == Code.UNSUPPORTED_SASL_MECHANISM:
         code = "sasl_mechanism_not_enabled"
         remedy = "set sasl_mechanism to one of those that the listener enables"
-    elif config.sasl_mechanism == "OAUTHBEARER":
-        remedy = (
-            "check issuer, audience and scope of the token, and the clocks of issuer and brokers"
-        )
-    elif config.sasl_mechanism == "GSSAPI":
-        remedy = "check the ticket of this principal and sasl_kerberos_service_name"
-    elif config.sasl_mechanism is None:
-        remedy = "compare the security settings of client and listener"
+    elif config.sasl_mechanism is not None:
+        spec = MECHANISMS[config.sasl_mechanism]
+        remedy = _REMEDIES[spec.needs].format(mechanism=spec.name)
     return Finding(code, Severity.ERROR, subject, error.message, remedy)
 
 

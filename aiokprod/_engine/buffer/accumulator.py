@@ -219,7 +219,8 @@ class RecordAccumulator:
         return queue.open(core, opened, batch, queue.batches, self.incomplete)
 
     def _seal(self, batch: ProducerBatch) -> None:
-        """Close a full batch to further records. The next pass of the sender compresses it."""
+        """Seal a full batch: it takes no more records. The next pass of the sender compresses
+        it."""
         queue, core = batch.queue, batch.core
         self._changed[queue] = None
         self._sealed.append(batch)

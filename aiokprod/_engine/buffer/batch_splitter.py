@@ -15,7 +15,7 @@ _MAX_PLAIN: Final = 1 << 30
 
 def plain_records(batch: ProducerBatch) -> bytes:
     """The records section before compression."""
-    assert batch.payload is not None, "only a closed batch is split"
+    assert batch.payload is not None, "only an encoded batch is split"
     codec = batch.queue.settings.codec
     return batch.payload if codec is None else codec.decompress(batch.payload, _MAX_PLAIN)
 

@@ -1,7 +1,7 @@
 """Limits the share of the buffer that one broker can fill, so that a failing broker does not block
 sends to the others.
 
-The closed batches of a broker may use half of buffer_memory. A caller that needs another batch for
+The sealed batches of a broker may use half of buffer_memory. A caller that needs another batch for
 this broker waits until some of them have their outcome. Clusters of one broker have no limit.
 """
 

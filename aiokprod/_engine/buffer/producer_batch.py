@@ -131,7 +131,7 @@ class ProducerBatch:
 
     @property
     def compression_ratio(self) -> float:
-        """Compressed size / plain size of its records; 1 until it is closed."""
+        """Compressed size / plain size of its records; 1 until it is encoded."""
         payload = self.payload
         return 1.0 if payload is None or not self.plain_size else len(payload) / self.plain_size
 
@@ -150,7 +150,7 @@ class ProducerBatch:
     def chunks(self) -> tuple[bytes, bytes]:
         """The encoded header and records of the batch; created for each attempt, never changed."""
         core = self.core
-        assert self.payload is not None, "batch is not closed"
+        assert self.payload is not None, "batch is not encoded"
         header = batch_header(
             self.payload,
             count=core.record_count,

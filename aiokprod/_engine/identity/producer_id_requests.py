@@ -24,8 +24,8 @@ class ProducerIdRequests:
 
     Attributes:
         fatal_error: the error because of which nothing can be sent any more.
-        failure: the error of a refused InitProducerId. It fails the pending batches; the request is
-            repeated for later records.
+        pending_failure: the error of a refused InitProducerId. It fails the pending batches; the
+            request is repeated for later records.
     """
 
     transactional_id: str | None = None
@@ -39,7 +39,7 @@ class ProducerIdRequests:
         on_ready: Callable[[], None],
     ) -> None:
         self.fatal_error: KafkaError | None = None
-        self.failure: KafkaError | None = None
+        self.pending_failure: KafkaError | None = None
         self._tracker = tracker
         self._backoff = backoff
         self._on_ready = on_ready
@@ -88,7 +88,7 @@ class ProducerIdRequests:
             self._retry_later(now)
         else:
             self._retry_later(now)
-            self.failure = broker_error(
+            self.pending_failure = broker_error(
                 code.number,
                 "the broker refuses a producer id (idempotence needs one); grant IdempotentWrite "
                 "on the cluster or Write on a topic, or set enable_idempotence=False",

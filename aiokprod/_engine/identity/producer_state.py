@@ -109,7 +109,7 @@ class AdmissionGate(Protocol):
 class IdentitySource(Protocol):
     """Obtains the producer id, and has the errors and limits of requests that follow from it."""
 
-    failure: KafkaError | None
+    pending_failure: KafkaError | None
     """An error that fails all pending batches without ending the producer. The sender sets it to
     None."""
 
@@ -221,7 +221,7 @@ class NoProducerId:
     """The `IdentitySource` of a producer without a producer id: it sends no requests."""
 
     fatal_error: KafkaError | None = None
-    failure: KafkaError | None = None
+    pending_failure: KafkaError | None = None
     transactional_id: str | None = None
     max_produce_version: int | None = None
     reserved_node: int | None = None

@@ -455,10 +455,10 @@ class TransactionManager:
 class TransactionalIdentity:
     """The `IdentitySource` of a transactional producer: the driver requests the producer id.
 
-    `failure` is always None: the call that waits for InitProducerId raises its error.
+    `pending_failure` is always None: the call that waits for InitProducerId raises its error.
     """
 
-    failure: KafkaError | None = None
+    pending_failure: KafkaError | None = None
 
     def __init__(self, manager: TransactionManager, coordinators: Coordinators) -> None:
         self._manager = manager

@@ -243,9 +243,9 @@ class Sender:
         """Send the next request of the producer state if one is due. Returns the time at which to
         call this again if no event comes first."""
         source = self._source
-        failure = source.fatal_error or source.failure
+        failure = source.fatal_error or source.pending_failure
         if failure is not None:
-            source.failure = None
+            source.pending_failure = None
             self.fail_all(failure)
         pending = bool(self._accumulator.incomplete)
         due_at = source.next_request_at(now, pending)

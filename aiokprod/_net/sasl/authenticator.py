@@ -33,7 +33,8 @@ in any text."""
 
 
 class Mechanism(Protocol):
-    """One exchange of one SASL mechanism. Runs in a task that is cancelled with the connection.
+    """One exchange of one SASL mechanism: one object for each authentication. Runs in a task that
+    is cancelled with the connection.
 
     Attributes:
         name: the name in SaslHandshake.
@@ -59,7 +60,7 @@ class Mechanism(Protocol):
         """True if the credentials are still those of the authenticated user."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Texts that must not be shown if the broker sends them back."""
+        """Texts that must not be shown if the broker sends them back; none before `first`."""
 
 
 class SaslAuthenticator:
@@ -73,7 +74,7 @@ class SaslAuthenticator:
     def __init__(self, peer: str, new_mechanism: Callable[[], Mechanism]) -> None:
         self._peer = peer
         self._new_mechanism = new_mechanism
-        self._mechanism = new_mechanism()
+        self._current: Mechanism | None = None
         self._version = 0
         self._chosen = False
         self._sent: tuple[str, ...] = ()  # secrets of the previous exchange
@@ -89,10 +90,15 @@ class SaslAuthenticator:
         if versions[SaslHandshakeRequest.api_key][1] < 1:
             raise self._error("offers only the SASL exchange of Kafka 0.10; 1.0 or newer is needed")
         self._version = versions[SaslAuthenticateRequest.api_key][1]
-        self._sent = self._mechanism.secrets()
-        self._mechanism = self._new_mechanism()
+        self._sent = () if self._current is None else self._current.secrets()
+        self._current = self._new_mechanism()
         self._chosen = False
         return SendToBroker(SaslHandshakeRequest(mechanism=self._mechanism.name), 1)
+
+    @property
+    def _mechanism(self) -> Mechanism:
+        assert self._current is not None, "`start` comes first"
+        return self._current
 
     def renewable(self) -> bool:
         """False if the credentials were replaced by those of another user."""

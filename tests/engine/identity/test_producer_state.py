@@ -33,7 +33,7 @@ async def test_plain_producer_keeps_and_requests_nothing() -> None:
     source, sequences = state.source, state.sequences
     assert source.next_request(0.0, True) is None
     assert source.next_request_at(0.0, True) == math.inf
-    assert source.failure is None
+    assert source.pending_failure is None
     assert source.transactional_id is None
     assert source.max_produce_version is None
     assert source.reserved_node is None

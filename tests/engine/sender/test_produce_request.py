@@ -11,6 +11,7 @@ from aiokprod._wire.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from aiokprod._wire.versions import CLIENT_RANGES
 from aiokprod.records import TopicPartition
 from tests.engine.engine_harness import EngineHarness, topic_id, virtual
 
@@ -49,7 +50,7 @@ def response(version: int, answers: dict[TopicPartition, int]) -> ProduceRespons
     return ProduceResponse.decode(message.encode(version), version)
 
 
-@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("version", range(3, CLIENT_RANGES[0][1] + 1))
 @virtual
 async def test_request_groups_batches_by_topic(version: int) -> None:
     request = on_the_wire(call_of(harness()), version)
@@ -66,7 +67,7 @@ async def test_request_groups_batches_by_topic(version: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("version", range(3, CLIENT_RANGES[0][1] + 1))
 @virtual
 async def test_answers_find_their_batches(version: int) -> None:
     call = call_of(harness())
