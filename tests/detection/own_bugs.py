@@ -15,7 +15,7 @@ from aiokprod._core.batch import BatchCore
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
-from aiokprod._engine.identity import sequence_errors, transaction_driver
+from aiokprod._engine.identity import sequence_errors, sequences, transaction_driver
 from aiokprod._engine.identity.coordinators import Coordinators
 from aiokprod._engine.identity.idempotence import IdempotentSequences
 from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
@@ -318,3 +318,14 @@ def damaged_lookup_is_fatal(patch: Patch) -> None:
         return not isinstance(reply.error, NetworkError | AuthenticationError)
 
     patch.setattr(transaction_driver, "_unsendable", unsendable)
+
+
+# -- rare faults ----------------------------------------------------------------------------------
+
+
+@bug
+def idle_producer_taken_for_known(patch: Patch) -> None:
+    """Several batches left at once although the producer had been idle for longer than brokers
+    remember it: the first was refused, and the broker took the second for the first one of an
+    unknown producer."""
+    patch.setattr(sequences, "STATE_KEPT_S", math.inf)

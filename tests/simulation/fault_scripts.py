@@ -41,7 +41,8 @@ class Misfortunes:
     Attributes:
         wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
         stalls: when the loop was blocked, from and to.
-        amnesia: by log, the times at which retention deleted the producer state of its brokers.
+        amnesia: by log, the times at which its brokers deleted their state of the producer, by
+            retention or because it had expired.
         reborn: by log of a recreated topic, the time of that: a producer that uses topic ids cannot
             confuse it with the old one.
         stopped: a broker had a controlled shutdown, after which it knows only the newest batch of a

@@ -58,6 +58,9 @@ AFTER_REPLICATION = {6}
 TOO_LARGE = {10, 18}
 """Codes by which a batch is divided; such an attempt does not count against `retries`."""
 
+IDLE_S = 700.0
+"""A producer is idle in a partition in which it has stored nothing for so long: the 600 s for which
+brokers remember it at least, and the longest time of a response to the last batch."""
 
 PRODUCE = 0
 BY_ID = 13
@@ -245,7 +248,9 @@ class Judge:
         """How often the brokers of a log lost the state of the producer before they appended the
         last copy of this record: while the record was in flight, or earlier without an append in
         between. A copy in a connection that was given up may arrive at any time."""
-        instants = self._amnesia_of(log)
+        return self._forgotten_at(self._amnesia_of(log), log, attempt)
+
+    def _forgotten_at(self, instants: list[float], log: tuple[bytes, int], attempt: Attempt) -> int:
         if not instants:
             return 0
         since = self._under_way_since(attempt)
@@ -259,6 +264,25 @@ class Judge:
         last_known = max(known, default=float("-inf"))
         last_copy = max(place.stored_at for place in self.places[attempt.value] if place.log == log)
         return sum(last_known <= instant <= last_copy for instant in instants)
+
+    def _may_misorder(self, log: tuple[bytes, int], attempt: Attempt) -> bool:
+        """Like `_forgotten_during`, for the order of records. After a pause in which every broker
+        forgets it, a producer has to expect that, and sends its batches one at a time."""
+        instants = [at for at in self._amnesia_of(log) if not self._is_idle(log, at)]
+        return self._forgotten_at(instants, log, attempt) > 0
+
+    def _is_idle(self, log: tuple[bytes, int], at: float) -> bool:
+        """For so long no batch of the producer was stored in this log or in flight to it that its
+        last acknowledgment is older than the shortest time for which brokers remember it."""
+        places = (place for found in self.places.values() for place in found)
+        if any(at - IDLE_S < place.stored_at <= at for place in places if place.log == log):
+            return False
+        topic = next(topic.name for topic in self._topics() if topic.topic_id == log[0])
+        return not any(
+            attempt.started_at <= at < attempt.settled_at
+            for attempt in self.load.attempts
+            if attempt.topic == topic and attempt.partition in (None, log[1])
+        )
 
     def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
         instants = list(self.misfortunes.amnesia.get(log, ()))
@@ -537,7 +561,7 @@ class Judge:
                 logs.setdefault(place.log, []).append((attempt, place))
         for log, entries in logs.items():
             for before, after in _inversions(entries):
-                excused = any(self._forgotten_during(log, one) for one in (before, after))
+                excused = any(self._may_misorder(log, one) for one in (before, after))
                 _demand(excused, "{} stands before {}", after, before)
                 self.used["order"] += 1
 
@@ -552,17 +576,24 @@ class Judge:
         return [place for place in found if place.offset == attempt.result.offset]
 
     def _check_sequences(self) -> None:
-        """The sequences of each producer epoch are in the log without gaps or repetitions."""
-        for _, partition in self._partitions():
+        """The sequences of each producer epoch are in the log without gaps or repetitions, except
+        where its brokers forgot the producer between two batches."""
+        for topic, partition in self._partitions():
+            forgotten = self.misfortunes.amnesia.get((topic.topic_id, partition.index), ())
             expected: dict[tuple[int, int], int] = {}
-            for _, record in _records(partition.log.batches):
+            stored: dict[tuple[int, int], float] = {}
+            for number, record in _records(partition.log.batches):
                 if record.producer_id < 0:
                     continue
                 epoch = record.producer_id, record.epoch
                 wanted = expected.get(epoch, record.sequence)
-                fits = record.sequence == wanted
+                stored_at = partition.log.batches[number].stored_at
+                fits = record.sequence == wanted or any(
+                    stored[epoch] <= at <= stored_at for at in forgotten
+                )
                 _demand(fits, "sequence {}, not {}: {}", record.sequence, wanted, record)
                 expected[epoch] = (record.sequence + 1) % 2**31
+                stored[epoch] = stored_at
 
     # -- hooks ----------------------------------------------------------------------------------
 
