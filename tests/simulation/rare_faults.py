@@ -11,6 +11,7 @@ from aiokprod.testing import fake_cluster as faults
 from aiokprod.testing.fake_cluster.profiles import PRODUCE
 from tests.scenarios.scenario_helpers import now
 from tests.simulation.fault_scripts import Misfortunes
+from tests.simulation.reinstallation import KINDS, Stranger, reinstall
 from tests.simulation.seeds import PARTITIONS, STEPS, TOPICS, Plan
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class RareFaults:
         if "expiry" in plan.rare_faults:
             self._plan("pause", self.rng.choice((1, 1, 2)))
             self._plan("check_expiration", self.rng.choice((0, 1, 2)))
+
+        if "reinstallation" in plan.rare_faults:
+            self._plan("reinstall", self.rng.choice((1, 1, 2)))
 
     def _plan(self, name: str, times: int) -> None:
         for step in self.rng.sample(range(2, STEPS), times):
@@ -98,3 +102,32 @@ class RareFaults:
             self.misfortunes.amnesia.setdefault(log, []).append(now())
         if expired:
             self.misfortunes.done.append("expiry")
+
+    # -- a cluster installed again ----------------------------------------------------------------
+
+    async def reinstall(self) -> None:
+        """All brokers end; a new cluster starts at their addresses."""
+        old = {name: self.cluster.topics[name].topic_id for name in TOPICS}
+        # The old disks hold batches of another producer if there was one: its ids are given out
+        # again, and no client can tell whose batch a broker knows.
+        kinds = KINDS[:2] if self.misfortunes.incarnations else KINDS
+        # If ids have few epochs, all those that the producer would get again are used up.
+        first_id = self.cluster.next_producer_id if self.plan.producer_epoch else 0
+        made = reinstall(self.cluster, self.rng.choice(kinds), self.rng, first_id)
+        for name, topic_id in old.items():
+            topic = self.cluster.topics[name]
+            for index in range(8):
+                log = topic.topic_id, index
+                self.misfortunes.reborn[log] = made.at
+                forgotten = self.misfortunes.amnesia.get((topic_id, index))
+                if forgotten and made.kind != "empty":
+                    self.misfortunes.amnesia[log] = [*forgotten]
+        if made.kind != "disks":  # whose ids are those of the old batches
+            made.stranger = Stranger(
+                self.cluster, random.Random(self.rng.random()), made.cluster_id
+            )
+            made.stranger.start(
+                self.rng.choice((0.0, 0.0, 0.0, 1.0)), self.rng.choice((0, 0, 1, 2))
+            )
+        self.misfortunes.incarnations.append(made)
+        self.misfortunes.done.append("reinstallation")

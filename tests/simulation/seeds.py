@@ -61,7 +61,7 @@ MOST_LATE_S = 0.05
 STEPS = 30
 """Steps of the bad times: after each there is one fault."""
 
-RARE_FAULTS = ("expiry",)
+RARE_FAULTS = ("expiry", "reinstallation")
 """What `RareFaults` causes."""
 RARE_FAULT_EVERY = 10
 """Each is in one seed in so many, but see `_with_rare_faults`."""

@@ -32,8 +32,10 @@ from aiokprod.errors import (
     Outcome,
     ProducerClosed,
     ProducerFailed,
+    broker_error,
 )
 from aiokprod.producer import Producer
+from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
 from aiokprod.testing.fake_cluster.cluster import LateBeginning
@@ -58,6 +60,7 @@ from tests.simulation.parallel_seeds import (
     slices,
 )
 from tests.simulation.progress import Progress
+from tests.simulation.reinstallation import Incarnation, Stranger
 from tests.simulation.run import Simulation, run_seed
 from tests.simulation.seeds import (
     LAST_FAULTS,
@@ -200,6 +203,7 @@ def test_last_fault_passes_without_its_bug_and_finds_it(
 
 RARE_FAULT_BUGS = {
     "expiry": ("idle-producer-taken-for-known", 4),
+    "reinstallation": ("producer-id-kept-in-another-cluster", 4),
 }
 """A bug that each brings out, and seeds among which one finds it."""
 
@@ -429,6 +433,77 @@ def test_copy_that_leaves_a_broken_connection_late_may_be_stored_after_the_first
 def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at: float) -> None:
     with pytest.raises(Violation, match="stored 2 times"):
         judged_copies(forgotten_at, first_at=10.5, second_at=10.7)
+
+
+# -- clusters installed again ----------------------------------------------------------------------
+
+
+def judged_acknowledgment(
+    *, stored_in: str, sent_at: float = 21.0, heard_at: float = 30.0, foreign: bool = False
+) -> int:
+    """Check a record that was acknowledged by an answer to a request of `sent_at`, with offset 3,
+    and is stored there in the cluster before or after 20 s, or in none of them."""
+    cluster = FakeCluster()
+    old = cluster.create_topic("t", 2).topic_id
+    new = cluster.recreate_topic("t").topic_id
+    made = Incarnation(20.0, "new", "empty", {old}, Stranger(cluster, random.Random(0), "new"))
+    told = RecordMetadata("t", 1, 3, 7, -1, 1)
+    attempt = Attempt(1, "t", 1, b"1", 1, started_at=10.0, settled_at=40.0, result=told)
+    answer = Sent(sent_at, 35.0, 9, -1, 0, 1)
+    wire: Any = types.SimpleNamespace(attempts=lambda _: [answer], hears_of=lambda _: heard_at)
+    fate: Any = types.SimpleNamespace(incarnations=[made])
+    load: Any = types.SimpleNamespace(attempts=[attempt])
+    judge = Judge(COPIES_PLAN, cluster, load, fate, wire, math.inf)
+    if foreign:
+        judge.foreign.add((new, 1, 3))
+    logs = {"old": (old, 1), "new": (new, 1)}
+    found = [Place("t", *logs[stored_in], 3, 3, 7, True, 15.0)] if stored_in in logs else []
+    judge._check_acknowledged(attempt, told, found)
+    return judge.used["unaware"]
+
+
+def test_record_is_in_the_cluster_that_acknowledged_it() -> None:
+    assert judged_acknowledgment(stored_in="new") == 0
+    assert judged_acknowledgment(stored_in="old", sent_at=19.0) == 0
+    with pytest.raises(Violation, match="lost"):
+        judged_acknowledgment(stored_in="old")
+    with pytest.raises(Violation, match="lost"):
+        judged_acknowledgment(stored_in="none", sent_at=19.0)
+
+
+def test_record_may_be_confused_with_a_foreign_one_until_the_producer_hears_of_the_cluster() -> (
+    None
+):
+    assert judged_acknowledgment(stored_in="old", foreign=True) == 1
+    assert judged_acknowledgment(stored_in="new", foreign=True) == 0
+    for options in ({"sent_at": 31.0}, {"heard_at": 20.5}):
+        with pytest.raises(Violation, match="lost"):
+            judged_acknowledgment(stored_in="none", foreign=True, **options)  # type: ignore[arg-type]
+    with pytest.raises(Violation, match="lost"):
+        judged_acknowledgment(stored_in="none", sent_at=19.0, foreign=True)
+
+
+@pytest.mark.parametrize("sent_at", [[15.0], [15.0, 31.0], []])
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.REJECTED])
+@pytest.mark.parametrize("heard_at", [30.0, 41.0])
+def test_record_is_left_behind_only_if_it_was_in_doubt_when_the_producer_heard_of_the_cluster(
+    sent_at: list[float], outcome: Outcome, heard_at: float
+) -> None:
+    made = Incarnation(20.0, "new", "empty", set())
+    sent = [Sent(at, math.inf, 9, -1, None, 1) for at in sent_at]
+    wire: Any = types.SimpleNamespace(attempts=lambda _: sent, hears_of=lambda _: heard_at)
+    fate: Any = types.SimpleNamespace(incarnations=[made])
+    load: Any = types.SimpleNamespace(attempts=[])
+    judge = Judge(COPIES_PLAN, FakeCluster(), load, fate, wire, math.inf)
+    attempt = Attempt(1, "t", 1, b"1", 1, started_at=10.0, settled_at=40.0)
+    error = broker_error(Code.INCONSISTENT_CLUSTER_ID, "", outcome=outcome)
+    if (sent_at, outcome, heard_at) == ([15.0], Outcome.UNKNOWN, 30.0):
+        assert judge._is_left_behind(attempt, error)
+        return
+    with pytest.raises(Violation, match="of no other cluster"):
+        judge._is_left_behind(attempt, error)
+    other = DeliveryTimeout("", outcome=outcome)
+    assert not judge._is_left_behind(attempt, other)
 
 
 # -- a log that begins in the middle ---------------------------------------------------------------
