@@ -15,9 +15,10 @@ from aiokprod._core.batch import BatchCore
 from aiokprod._engine.buffer.accumulator import RecordAccumulator
 from aiokprod._engine.buffer.broker_memory_quota import BrokerMemoryQuota
 from aiokprod._engine.buffer.producer_batch import ProducerBatch
-from aiokprod._engine.identity import sequence_errors, transaction_driver
+from aiokprod._engine.identity import sequence_errors, sequences, transaction_driver
 from aiokprod._engine.identity.coordinators import Coordinators
 from aiokprod._engine.identity.idempotence import IdempotentSequences
+from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.identity.sequence_errors import SequenceAction, SequenceDecision
 from aiokprod._engine.identity.sequences import PartitionSequences
 from aiokprod._engine.identity.transaction_driver import TransactionDriver
@@ -319,3 +320,49 @@ def damaged_lookup_is_fatal(patch: Patch) -> None:
         return not isinstance(reply.error, NetworkError | AuthenticationError)
 
     patch.setattr(transaction_driver, "_unsendable", unsendable)
+
+
+# -- rare faults ----------------------------------------------------------------------------------
+
+
+@bug
+def idle_producer_taken_for_known(patch: Patch) -> None:
+    """Several batches left at once although the producer had been idle for longer than brokers
+    remember it: the first was refused, and the broker took the second for the first one of an
+    unknown producer."""
+    patch.setattr(sequences, "STATE_KEPT_S", math.inf)
+
+
+@bug
+def producer_id_kept_in_another_cluster(patch: Patch) -> None:
+    """The producer kept its id after the cluster id had changed: a cluster that was installed again
+    had given it to another producer, and the batches of each were taken for the other's."""
+    patch.setattr(IdempotentSequences, "on_cluster_changed", lambda self: False)
+
+
+@bug
+def producer_id_given_once_more_begins_anew(patch: Patch) -> None:
+    """A cluster that had been installed again on the old disks gave the producer the id it had used
+    there before: its first batches were taken for duplicates of old ones."""
+    assign = ProducerIdRequests._assign
+
+    def forgetful(self: Any, producer_id: int, epoch: int, now: float) -> None:
+        self._tracker.used.clear()
+        assign(self, producer_id, epoch, now)
+
+    patch.setattr(ProducerIdRequests, "_assign", forgetful)
+
+
+@bug
+def batch_in_doubt_sent_to_another_cluster(patch: Patch) -> None:
+    """What might be in the log of the old cluster was sent to the new one again, which may have it
+    from a mirror of the old one."""
+    changed = IdempotentSequences.on_cluster_changed
+
+    def kept(self: Any) -> bool:
+        changed(self)
+        for entry in self.tracker.partitions.values():
+            entry.foreign = False
+        return False
+
+    patch.setattr(IdempotentSequences, "on_cluster_changed", kept)

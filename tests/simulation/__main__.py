@@ -1,6 +1,7 @@
 """`python -m tests.simulation --seeds 0-2000 --jobs 2`: runs many seeds and prints their totals.
 
-Ends with 1 if a seed broke a promise, or if the judge had to be mild too often. `--seeds N` alone
+Ends with 1 if a seed broke a promise, if the judge had to be mild too often, or if too few seeds
+had a rare fault. `--seeds N` alone
 runs that one again. Seeds are run in slices, with a line for each; `--journal` keeps them in a
 file, and the same command continues after the last whole slice if it was stopped.
 """
@@ -15,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
-from tests.simulation.parallel_seeds import Journal, Totals, outcomes, parsed, slices
-from tests.simulation.seeds import plan_of
+from tests.simulation.parallel_seeds import LEAST_SHARE, Journal, Totals, outcomes, parsed, slices
+from tests.simulation.seeds import RARE_FAULTS, plan_of
 
 
 def main() -> int:
@@ -55,7 +56,7 @@ def main() -> int:
         totals.merge(found)
         show_slice(part, found, seconds, again=known is None)
     show(totals, spent, arguments.jobs)
-    return 1 if totals.broken or totals.too_mild() else 0
+    return 1 if totals.broken or totals.too_mild() or totals.too_rare() else 0
 
 
 def run_slice(seeds: Iterable[int], jobs: int) -> Totals:
@@ -95,6 +96,10 @@ def show(totals: Totals, seconds: float, jobs: int) -> None:
         for name in EXEMPTIONS
     )
     print("exemptions needed: " + ", ".join(mild))
+    rare = (f"{name} in {totals.fault_seeds[name]} seeds" for name in RARE_FAULTS)
+    print("rare faults: " + ", ".join(rare))
+    for name in totals.too_rare():
+        print(f"too rare: {name}, at least {LEAST_SHARE:.0%} of the seeds")
     for name in totals.too_mild():
         print(f"too mild: {name} ({EXEMPTIONS[name]}), at most {MOST_SEEDS[name]:.1%} of the seeds")
     print(f"violations: {len(totals.broken)} {sorted(totals.broken)[:20] or ''}")

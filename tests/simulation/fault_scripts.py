@@ -16,6 +16,7 @@ from tests.scenarios.scenario_helpers import clock, now
 from tests.simulation.broker_behaviours import Temperaments
 from tests.simulation.byzantine import strange_answer
 from tests.simulation.call_interrupts import Interrupt, TimeUp
+from tests.simulation.reinstallation import Incarnation
 from tests.simulation.seeds import PARTITIONS, PROFILES, TOPICS, UNKNOWN_CODES, Plan
 from tests.simulation.workload import Load
 
@@ -41,7 +42,9 @@ class Misfortunes:
     Attributes:
         wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
         stalls: when the loop was blocked, from and to.
-        amnesia: by log, the times at which retention deleted the producer state of its brokers.
+        amnesia: by log, the times at which its brokers deleted their state of the producer, by
+            retention or because it had expired.
+        incarnations: the clusters that were installed at the addresses of the first one.
         reborn: by log of a recreated topic, the time of that: a producer that uses topic ids cannot
             confuse it with the old one.
         stopped: a broker had a controlled shutdown, after which it knows only the newest batch of a
@@ -70,6 +73,7 @@ class Misfortunes:
         self.stalls: list[tuple[float, float]] = []
         self.amnesia: dict[tuple[bytes, int], list[float]] = {}
         self.reborn: dict[tuple[bytes, int], float] = {}
+        self.incarnations: list[Incarnation] = []
         self.stopped = False
         self.wrapped = False
         self.duplicated: set[Where] = set()

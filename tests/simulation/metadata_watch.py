@@ -38,6 +38,7 @@ class EpochWatch:
         self._wire = wire
         self._known: dict[tuple[str, bytes, int], int] = {}
         self._back: list[_Step] = []
+        self._cluster_id: str | None = None
 
     def follow(self, producer: Any) -> None:
         """Check every snapshot of the producer's metadata from now on."""
@@ -64,6 +65,9 @@ class EpochWatch:
                         yield partition.leader_epoch
 
     def _look(self, snapshot: ClusterSnapshot) -> None:
+        if snapshot.cluster_id != self._cluster_id:
+            self._cluster_id = snapshot.cluster_id
+            self._known.clear()
         if self._metadata.only_bootstrap_nodes or self._misfortunes.oldest_metadata < RELIABLE_FROM:
             self._known.clear()
             return

@@ -8,6 +8,7 @@ cluster; of the producer only `metrics()`.
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from tests.scenarios.scenario_helpers import TICK
 from tests.simulation.call_interrupts import Interrupt, TimeUp
 from tests.simulation.fault_scripts import DEFINITE, UNCLEAR, Misfortunes
+from tests.simulation.reinstallation import MARK, Incarnation
 from tests.simulation.seeds import PARTITIONS, UNKNOWN_CODES, Plan
 from tests.simulation.user_objects import HookError, Judged, UserObjects
 from tests.simulation.wire_log import FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA, Wire
@@ -58,6 +60,9 @@ AFTER_REPLICATION = {6}
 TOO_LARGE = {10, 18}
 """Codes by which a batch is divided; such an attempt does not count against `retries`."""
 
+IDLE_S = 700.0
+"""A producer is idle in a partition in which it has stored nothing for so long: the 600 s for which
+brokers remember it at least, and the longest time of a response to the last batch."""
 
 PRODUCE = 0
 BY_ID = 13
@@ -101,6 +106,7 @@ class Judge:
 
     Attributes:
         used: how often each of `exemptions.EXEMPTIONS` was needed.
+        foreign: topic id, partition and offset of records of another producer.
     """
 
     def __init__(
@@ -123,6 +129,7 @@ class Judge:
         self.truncated: dict[bytes, list[Place]] = {}
         self.ended_at = ended_at
         self.used: Counter[str] = Counter()
+        self.foreign: set[tuple[bytes, int, int]] = set()
         self.slack_s = TICK + 5 * plan.late_timers_s
         by_name = [n.time for n in cluster.requests if n.api_key == PRODUCE and n.version < BY_ID]
         self.last_by_name = max(by_name, default=0.0)
@@ -144,6 +151,7 @@ class Judge:
             self._check_order()
         if self.plan.idempotent:
             self._check_sequences()
+        self._check_strangers()
         self._check_objects()
         self._check_cluster()
 
@@ -182,6 +190,9 @@ class Judge:
         stored_at: float,
     ) -> None:
         value = record.value or b""
+        if value.startswith(MARK):
+            self.foreign.add((topic.topic_id, partition.index, record.offset))
+            return
         _demand(
             zlib.crc32(value[:-8]) == int(value[-8:] or b"0", 16), "bytes were changed: {}", record
         )
@@ -245,7 +256,9 @@ class Judge:
         """How often the brokers of a log lost the state of the producer before they appended the
         last copy of this record: while the record was in flight, or earlier without a later append.
         A copy in a connection that was given up may arrive at any time."""
-        instants = self._amnesia_of(log)
+        return self._forgotten_at(self._amnesia_of(log), log, attempt)
+
+    def _forgotten_at(self, instants: list[float], log: tuple[bytes, int], attempt: Attempt) -> int:
         if not instants:
             return 0
         since = self._under_way_since(attempt)
@@ -259,6 +272,25 @@ class Judge:
         last_known = max(known, default=float("-inf"))
         last_copy = max(place.stored_at for place in self.places[attempt.value] if place.log == log)
         return sum(last_known <= instant <= last_copy for instant in instants)
+
+    def _may_misorder(self, log: tuple[bytes, int], attempt: Attempt) -> bool:
+        """Like `_forgotten_during`, for the order of records. After a pause in which every broker
+        forgets it, a producer has to expect that, and sends its batches one at a time."""
+        instants = [at for at in self._amnesia_of(log) if not self._is_idle(log, at)]
+        return self._forgotten_at(instants, log, attempt) > 0
+
+    def _is_idle(self, log: tuple[bytes, int], at: float) -> bool:
+        """For so long no batch of the producer was stored in this log or in flight to it that its
+        last acknowledgment is older than the shortest time for which brokers remember it."""
+        places = (place for found in self.places.values() for place in found)
+        if any(at - IDLE_S < place.stored_at <= at for place in places if place.log == log):
+            return False
+        topic = next(topic.name for topic in self._topics() if topic.topic_id == log[0])
+        return not any(
+            attempt.started_at <= at < attempt.settled_at
+            for attempt in self.load.attempts
+            if attempt.topic == topic and attempt.partition in (None, log[1])
+        )
 
     def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
         instants = list(self.misfortunes.amnesia.get(log, ()))
@@ -387,9 +419,16 @@ class Judge:
             _demand(result.offset is None, "an offset nobody told: {}", attempt)
             return
         _demand(result.topic == attempt.topic, "told another topic: {}", attempt)
+        found, truncated = self._of_the_cluster_that_answered(attempt, found)
+        seen = [*found, *truncated]
+        stored = any(
+            (one.partition, one.offset) == (result.partition, result.offset) for one in seen
+        )
+        if not stored and self._is_confused(attempt, result):
+            self.used["unaware"] += 1
+            return
         if self.plan.durable:
             _demand(bool(found), "lost: {}", attempt)
-        seen = [*found, *self.truncated.get(attempt.value, [])]
         if result.offset is None:
             duplicated = (result.topic, result.partition) in self.misfortunes.duplicated
             forgetful = self.misfortunes.stopped or bool(self.misfortunes.amnesia)
@@ -405,6 +444,87 @@ class Judge:
         stamps = [place.timestamp_ms for place in seen]
         fits = not seen or result.timestamp_ms in stamps
         _demand(fits, "told another timestamp: {}, it has {}", attempt, stamps)
+
+    # -- clusters installed again -----------------------------------------------------------------
+
+    def _answers(self, attempt: Attempt) -> list[Sent]:
+        """The attempts at a record of which the broker said that it is in the log."""
+        return [
+            one
+            for one in self._sent(attempt)
+            if one.code in (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
+            and one.heard_at <= attempt.settled_at
+        ]
+
+    def _of_the_cluster_that_answered(
+        self, attempt: Attempt, found: list[Place]
+    ) -> tuple[list[Place], list[Place]]:
+        """Where a record was found, and where it was truncated, without the logs of clusters that
+        were gone when all requests were sent to which a broker answered that it has the record."""
+        truncated = self.truncated.get(attempt.value, [])
+        if not self.misfortunes.incarnations:
+            return found, truncated
+        first = min((one.sent_at for one in self._answers(attempt)), default=-math.inf)
+        gone: set[bytes] = set()
+        for cluster in self.misfortunes.incarnations:
+            if first > cluster.at:
+                gone |= cluster.gone
+        kept = [place for place in found if place.topic_id not in gone]
+        return kept, [place for place in truncated if place.topic_id not in gone]
+
+    def _is_unaware(self, sent: Sent) -> Incarnation | None:
+        """The cluster to which this request was sent before the producer had heard of it; None if
+        there is none."""
+        for cluster in reversed(self.misfortunes.incarnations):
+            if cluster.at < sent.sent_at:
+                known_at = self.wire.hears_of(cluster.cluster_id)
+                return cluster if sent.sent_at <= known_at else None
+        return None
+
+    def _is_left_behind(self, attempt: Attempt, error: KafkaError) -> bool:
+        """The producer gave the record up because it learned of another cluster while the record
+        was in doubt: no request held it after that. Only then may it end by the client's own
+        INCONSISTENT_CLUSTER_ID."""
+        heard = [self.wire.hears_of(one.cluster_id) for one in self.misfortunes.incarnations]
+        sent = [one.sent_at for one in self._sent(attempt)]
+        left = error.outcome is Outcome.UNKNOWN and any(
+            bool(sent) and max(sent) <= at <= attempt.settled_at for at in heard
+        )
+        is_own = error.code is not None and error.code.number == Code.INCONSISTENT_CLUSTER_ID
+        _demand(left or not is_own, "of no other cluster: {} {!r}", attempt, error)
+        return left
+
+    def _is_confused(self, attempt: Attempt, result: RecordMetadata) -> bool:
+        """The broker took the record for one of another producer, which has the same id from a
+        cluster of which this producer had not heard."""
+        for one in self._answers(attempt):
+            cluster = self._is_unaware(one)
+            if cluster is None or cluster.stranger is None:
+                continue
+            for topic in self._topics():
+                place = topic.topic_id, result.partition, result.offset
+                is_new = topic.name == result.topic and topic.topic_id not in cluster.gone
+                if is_new and place in self.foreign:
+                    return True
+        return False
+
+    def _check_strangers(self) -> None:
+        """No broker took a batch of another producer for one of this producer, unless that had
+        not heard of the cluster when it sent it."""
+        at = {
+            (*place.log, place.offset): value
+            for value, places in self.places.items()
+            for place in places
+        }
+        for cluster in self.misfortunes.incarnations:
+            for misled in () if cluster.stranger is None else cluster.stranger.misled:
+                value = at.get((*misled.log, misled.offset))
+                _demand(value is not None, "a stranger was told of a record of its own: {}", misled)
+                assert value is not None
+                sent = [one for one in self.wire.attempts(value) if cluster.at < one.sent_at]
+                fits = any(self._is_unaware(one) is cluster for one in sent)
+                _demand(fits, "taken for another producer's: {} {}", value, misled)
+                self.used["unaware"] += 1
 
     def _check_time(self, attempt: Attempt) -> None:
         took = attempt.settled_at - attempt.started_at
@@ -463,6 +583,9 @@ class Judge:
             # The exception of a signal handler came while a serializer or partitioner ran.
             struck = isinstance(error.__cause__, TimeUp)
             _demand(struck, "no user object raises: {} {!r}", attempt, error)
+            return
+        if self._is_left_behind(attempt, error):
+            self.used["other cluster"] += 1
             return
         self._check_told(attempt, error)
         given_up = self._tries(attempt) == self.plan.options["retries"] + 1
@@ -537,7 +660,7 @@ class Judge:
                 logs.setdefault(place.log, []).append((attempt, place))
         for log, entries in logs.items():
             for before, after in _inversions(entries):
-                excused = any(self._forgotten_during(log, one) for one in (before, after))
+                excused = any(self._may_misorder(log, one) for one in (before, after))
                 _demand(excused, "{} stands before {}", after, before)
                 self.used["order"] += 1
 
@@ -552,17 +675,24 @@ class Judge:
         return [place for place in found if place.offset == attempt.result.offset]
 
     def _check_sequences(self) -> None:
-        """The sequences of each producer epoch are in the log without gaps or repetitions."""
-        for _, partition in self._partitions():
+        """The sequences of each producer epoch are in the log without gaps or repetitions, except
+        where its brokers forgot the producer between two batches."""
+        for topic, partition in self._partitions():
+            forgotten = self.misfortunes.amnesia.get((topic.topic_id, partition.index), ())
             expected: dict[tuple[int, int], int] = {}
-            for _, record in _records(partition.log.batches):
+            stored: dict[tuple[int, int], float] = {}
+            for number, record in _records(partition.log.batches):
                 if record.producer_id < 0:
                     continue
                 epoch = record.producer_id, record.epoch
                 wanted = expected.get(epoch, record.sequence)
-                fits = record.sequence == wanted
+                stored_at = partition.log.batches[number].stored_at
+                fits = record.sequence == wanted or any(
+                    stored[epoch] <= at <= stored_at for at in forgotten
+                )
                 _demand(fits, "sequence {}, not {}: {}", record.sequence, wanted, record)
                 expected[epoch] = (record.sequence + 1) % 2**31
+                stored[epoch] = stored_at
 
     # -- hooks ----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.simulation.exemptions import MOST_SEEDS
 from tests.simulation.run import Report, run_seed
+from tests.simulation.seeds import RARE_FAULTS
 
 CHUNK = 40
 """Seeds that a process is given at a time."""
@@ -24,6 +25,8 @@ CHUNK = 40
 EXAMPLES = 5
 MANY = 1_000
 """Seeds from which on shares of them mean something."""
+LEAST_SHARE = 0.03
+"""Of the seeds, so many must have each rare fault."""
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Totals:
     """The sum of all reports.
 
     Attributes:
+        faults, fault_seeds: how often each fault happened, and in how many seeds.
         exemptions, mild_seeds: how often, and in how many seeds, the judge had to be mild.
         mild_at: some of these seeds.
     """
@@ -40,6 +44,7 @@ class Totals:
     acknowledged: int = 0
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
+    fault_seeds: Counter[str] = field(default_factory=Counter)
     exemptions: Counter[str] = field(default_factory=Counter)
     mild_seeds: Counter[str] = field(default_factory=Counter)
     hash: int = 0
@@ -56,6 +61,7 @@ class Totals:
         self.acknowledged += found.acknowledged
         self.virtual_s += found.virtual_s
         self.faults.update(found.faults)
+        self.fault_seeds.update(set(found.faults))
         self.exemptions.update(found.exemptions)
         self.mild_seeds.update(list(found.exemptions))
         for name in found.exemptions:
@@ -72,6 +78,7 @@ class Totals:
         self.acknowledged += other.acknowledged
         self.virtual_s += other.virtual_s
         self.faults.update(other.faults)
+        self.fault_seeds.update(other.fault_seeds)
         self.exemptions.update(other.exemptions)
         self.mild_seeds.update(other.mild_seeds)
         self.hash ^= other.hash
@@ -87,7 +94,8 @@ class Totals:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Totals:
         """What `to_json` gave, after a way through JSON."""
-        counters = {name: Counter(fields[name]) for name in ("faults", "exemptions", "mild_seeds")}
+        names = "faults", "fault_seeds", "exemptions", "mild_seeds"
+        counters = {name: Counter(fields[name]) for name in names}
         broken = {int(seed): text for seed, text in fields["broken"].items()}
         return cls(**{**fields, **counters, "broken": broken})
 
@@ -96,6 +104,12 @@ class Totals:
         if self.seeds < MANY:
             return []
         return [n for n, most in MOST_SEEDS.items() if self.mild_seeds[n] > most * self.seeds]
+
+    def too_rare(self) -> list[str]:
+        """Rare faults that happened in fewer seeds than they should, once there are many seeds."""
+        if self.seeds < MANY:
+            return []
+        return [n for n in RARE_FAULTS if self.fault_seeds[n] < LEAST_SHARE * self.seeds]
 
 
 def outcome_of(seed: int) -> tuple[int, Report | str]:

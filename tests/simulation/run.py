@@ -40,12 +40,12 @@ from tests.simulation.oracle import (
     longest,
 )
 from tests.simulation.progress import Progress
-from tests.simulation.seeds import PARTITIONS, TOPICS, Plan, plan_of
+from tests.simulation.rare_faults import RareFaults
+from tests.simulation.seeds import PARTITIONS, STEPS, TOPICS, Plan, plan_of
 from tests.simulation.user_objects import LATER_S, HookInterrupt, UserObjects
 from tests.simulation.wire_log import Wire
 from tests.simulation.workload import Attempt, Habit, Load
 
-STEPS = 30
 LONGEST_S = 3_600.0
 """Virtual seconds after which a seed counts as hanging; healthy ones take some hundred at most."""
 MOST_PASSES = 200_000
@@ -153,6 +153,7 @@ class Simulation:
         self.load = habit.load = self.objects.load = Load(plan, self.producer, self.rng)
         self.temperaments = Temperaments(plan, self.cluster)
         self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
+        self.rare_faults = RareFaults(plan, self.cluster, self.load, self.misfortunes)
         self.objects.stalls = self.misfortunes.stalls
         self.started_at = 0.0
         self.ended_at = float("inf")
@@ -202,13 +203,14 @@ class Simulation:
     async def _bad_times(self) -> None:
         heal_rate = self.rng.choice((0.1, 0.3, 0.5))
         most = self.rng.choice((2, 4, 8))
-        for _ in range(STEPS):
+        for step in range(STEPS):
             for _ in range(self.rng.randrange(most)):
                 self.load.hand_over()
             await asyncio.sleep(self.rng.choice((0, 0.001, 0.02, 0.2, 0.7)))
             self.misfortunes.strike()
             if self.rng.random() < heal_rate:
                 self.misfortunes.heal()
+            await self.rare_faults.strike(step)
 
     async def _ending(self) -> None:
         """End all faults, or end the producer while they last."""

@@ -58,6 +58,14 @@ RECREATED = "recreated_topic"
 MOST_LATE_S = 0.05
 """Timers of such a seed are late by no more: the fault is judged by how long something takes."""
 
+STEPS = 30
+"""Steps of the bad times: after each there is one fault."""
+
+RARE_FAULTS = ("expiry", "reinstallation")
+"""What `RareFaults` causes."""
+RARE_FAULT_EVERY = 10
+"""Each is in one seed in so many, but see `_with_rare_faults`."""
+
 PROFILE_EVERY = 4
 """One seed in so many has a profile for one topic or both."""
 
@@ -77,6 +85,7 @@ class Plan:
         last_fault: name of a method of `LastFault` (of `LAST_FAULTS`, or `RECREATED`), or "".
         habit: "serializer" or "interceptor" if the application's own one submits now and then.
         objects: serializers, a partitioner, interceptors and plug-ins (of `OBJECTS`).
+        rare_faults: of `RARE_FAULTS`.
     """
 
     seed: int
@@ -92,6 +101,7 @@ class Plan:
     habit: str = ""
     last_fault: str = ""
     objects: tuple[str, ...] = ()
+    rare_faults: tuple[str, ...] = ()
 
     @property
     def idempotent(self) -> bool:
@@ -153,7 +163,23 @@ def plan_of(seed: int) -> Plan:
         habit=random.Random(seed * 61 + 5).choice(HABITS),
     )
     plan = _with_recreated_topic(_with_last_fault(_with_rare_temperaments(plan)))
-    return _with_profile(_with_objects(plan))
+    return _with_rare_faults(_with_profile(_with_objects(plan)))
+
+
+def _with_rare_faults(plan: Plan) -> Plan:
+    """Drawn from a separate generator, so that seeds without such a fault stay the same. A last
+    fault is judged by the time that something takes, which they would change."""
+    rng = random.Random(plan.seed * 101 + 43)
+    drawn = [name for name in RARE_FAULTS if not rng.randrange(RARE_FAULT_EVERY)]
+    if plan.last_fault or not drawn:
+        return plan
+    if "expiry" in drawn and not plan.idempotent:
+        drawn.remove("expiry")
+    options = dict(plan.options)
+    if "expiry" in drawn:
+        options["metadata_max_age_ms"] = 300_000  # thousands of requests in a pause show nothing
+        options["metadata_max_idle_ms"] = 3_600_000  # with the topic the sequences are dropped
+    return replace(plan, options=options, rare_faults=tuple(drawn))
 
 
 def _with_profile(plan: Plan) -> Plan:

@@ -7,6 +7,7 @@ thousands. `AIOKPROD_SEEDS=100-2000` chooses others; a failure names its seed.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import math
 import os
@@ -31,8 +32,10 @@ from aiokprod.errors import (
     Outcome,
     ProducerClosed,
     ProducerFailed,
+    broker_error,
 )
 from aiokprod.producer import Producer
+from aiokprod.records import RecordMetadata
 from aiokprod.testing.fake_cluster import FakeCluster
 from aiokprod.testing.fake_cluster import profiles as fake_profiles
 from aiokprod.testing.fake_cluster.cluster import LateBeginning
@@ -48,13 +51,22 @@ from tests.simulation.call_interrupts import Interrupt, TimeUp
 from tests.simulation.exemptions import EXEMPTIONS, MOST_SEEDS
 from tests.simulation.fault_scripts import Misfortunes
 from tests.simulation.oracle import Judge, Place, Violation
-from tests.simulation.parallel_seeds import Journal, Totals, outcomes, parsed, slices
+from tests.simulation.parallel_seeds import (
+    LEAST_SHARE,
+    Journal,
+    Totals,
+    outcomes,
+    parsed,
+    slices,
+)
 from tests.simulation.progress import Progress
+from tests.simulation.reinstallation import Incarnation, Stranger
 from tests.simulation.run import Simulation, run_seed
 from tests.simulation.seeds import (
     LAST_FAULTS,
     MENU,
     OBJECTS,
+    RARE_FAULTS,
     RARE_TEMPERAMENTS,
     RECREATED,
     TEMPERAMENTS,
@@ -123,6 +135,12 @@ def test_objects_of_the_application_are_drawn_alone_and_together() -> None:
     assert 100 < sum(map(bool, drawn)) < 200
 
 
+def test_rare_faults_are_drawn() -> None:
+    drawn = [plan_of(seed).rare_faults for seed in range(600)]
+    for name in RARE_FAULTS:
+        assert sum(name in each for each in drawn) >= LEAST_SHARE * len(drawn)
+
+
 def seeds_with(kind: str) -> list[int]:
     """Some seeds that have such an object."""
     return [seed for seed in range(300) if kind in plan_of(seed).objects][:15]
@@ -181,6 +199,28 @@ def test_last_fault_passes_without_its_bug_and_finds_it(
             put_back(LAST_FAULT_BUGS[name], patch)
             verdicts.append(verdict_on(seed))
     assert any(verdicts), verdicts
+
+
+RARE_FAULT_BUGS = {
+    "expiry": ("idle-producer-taken-for-known", 4),
+    "reinstallation": ("producer-id-kept-in-another-cluster", 4),
+}
+"""A bug that each brings out, and seeds among which one finds it."""
+
+
+@pytest.mark.parametrize("name", RARE_FAULTS)
+def test_rare_fault_passes_without_its_bug_and_finds_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug, most = RARE_FAULT_BUGS[name]
+    seeds = [seed for seed in range(1_000) if name in plan_of(seed).rare_faults]
+    for seed in seeds[:most]:
+        assert verdict_on(seed) is None
+        with monkeypatch.context() as patch:
+            put_back(bug, patch)
+            if verdict_on(seed) is not None:
+                return
+    raise AssertionError(f"{bug} survived {most} seeds")
 
 
 def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(
@@ -395,6 +435,77 @@ def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at: float
         judged_copies(forgotten_at, first_at=10.5, second_at=10.7)
 
 
+# -- clusters installed again ----------------------------------------------------------------------
+
+
+def judged_acknowledgment(
+    *, stored_in: str, sent_at: float = 21.0, heard_at: float = 30.0, foreign: bool = False
+) -> int:
+    """Check a record that was acknowledged by an answer to a request of `sent_at`, with offset 3,
+    and is stored there in the cluster before or after 20 s, or in none of them."""
+    cluster = FakeCluster()
+    old = cluster.create_topic("t", 2).topic_id
+    new = cluster.recreate_topic("t").topic_id
+    made = Incarnation(20.0, "new", "empty", {old}, Stranger(cluster, random.Random(0), "new"))
+    told = RecordMetadata("t", 1, 3, 7, -1, 1)
+    attempt = Attempt(1, "t", 1, b"1", 1, started_at=10.0, settled_at=40.0, result=told)
+    answer = Sent(sent_at, 35.0, 9, -1, 0, 1)
+    wire: Any = types.SimpleNamespace(attempts=lambda _: [answer], hears_of=lambda _: heard_at)
+    fate: Any = types.SimpleNamespace(incarnations=[made])
+    load: Any = types.SimpleNamespace(attempts=[attempt])
+    judge = Judge(COPIES_PLAN, cluster, load, fate, wire, math.inf)
+    if foreign:
+        judge.foreign.add((new, 1, 3))
+    logs = {"old": (old, 1), "new": (new, 1)}
+    found = [Place("t", *logs[stored_in], 3, 3, 7, True, 15.0)] if stored_in in logs else []
+    judge._check_acknowledged(attempt, told, found)
+    return judge.used["unaware"]
+
+
+def test_record_is_in_the_cluster_that_acknowledged_it() -> None:
+    assert judged_acknowledgment(stored_in="new") == 0
+    assert judged_acknowledgment(stored_in="old", sent_at=19.0) == 0
+    with pytest.raises(Violation, match="lost"):
+        judged_acknowledgment(stored_in="old")
+    with pytest.raises(Violation, match="lost"):
+        judged_acknowledgment(stored_in="none", sent_at=19.0)
+
+
+def test_record_may_be_confused_with_a_foreign_one_until_the_producer_hears_of_the_cluster() -> (
+    None
+):
+    assert judged_acknowledgment(stored_in="old", foreign=True) == 1
+    assert judged_acknowledgment(stored_in="new", foreign=True) == 0
+    for options in ({"sent_at": 31.0}, {"heard_at": 20.5}):
+        with pytest.raises(Violation, match="lost"):
+            judged_acknowledgment(stored_in="none", foreign=True, **options)  # type: ignore[arg-type]
+    with pytest.raises(Violation, match="lost"):
+        judged_acknowledgment(stored_in="none", sent_at=19.0, foreign=True)
+
+
+@pytest.mark.parametrize("sent_at", [[15.0], [15.0, 31.0], []])
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.REJECTED])
+@pytest.mark.parametrize("heard_at", [30.0, 41.0])
+def test_record_is_left_behind_only_if_it_was_in_doubt_when_the_producer_heard_of_the_cluster(
+    sent_at: list[float], outcome: Outcome, heard_at: float
+) -> None:
+    made = Incarnation(20.0, "new", "empty", set())
+    sent = [Sent(at, math.inf, 9, -1, None, 1) for at in sent_at]
+    wire: Any = types.SimpleNamespace(attempts=lambda _: sent, hears_of=lambda _: heard_at)
+    fate: Any = types.SimpleNamespace(incarnations=[made])
+    load: Any = types.SimpleNamespace(attempts=[])
+    judge = Judge(COPIES_PLAN, FakeCluster(), load, fate, wire, math.inf)
+    attempt = Attempt(1, "t", 1, b"1", 1, started_at=10.0, settled_at=40.0)
+    error = broker_error(Code.INCONSISTENT_CLUSTER_ID, "", outcome=outcome)
+    if (sent_at, outcome, heard_at) == ([15.0], Outcome.UNKNOWN, 30.0):
+        assert judge._is_left_behind(attempt, error)
+        return
+    with pytest.raises(Violation, match="of no other cluster"):
+        judge._is_left_behind(attempt, error)
+    other = DeliveryTimeout("", outcome=outcome)
+    assert not judge._is_left_behind(attempt, other)
+
+
 # -- a log that begins in the middle ---------------------------------------------------------------
 
 
@@ -586,6 +697,42 @@ def test_mild_judgments_are_counted_by_name() -> None:
     assert totals.too_mild() == []
     totals.mild_seeds["copies"] = 121
     assert totals.too_mild() == ["copies"]
+
+
+def test_seeds_with_rare_faults_are_counted() -> None:
+    totals, report = Totals(), run_seed(2)
+    totals.seeds = 99
+    assert totals.too_rare() == []
+    totals.seeds = 1_000
+    totals.fault_seeds.update(dict.fromkeys(RARE_FAULTS, 29))
+    assert totals.too_rare() == [*RARE_FAULTS]
+    totals.add(2, dataclasses.replace(report, faults=2 * RARE_FAULTS))
+    totals.seeds = 1_000
+    assert totals.too_rare() == []
+
+
+IDLE_LOG = (b"topic id", 1)
+
+
+def is_idle(stored_at: float, *, under_way: tuple[float, float] = (0.0, 0.0)) -> bool:
+    """Check whether a producer was idle at 1000 s in a log in which it stored one record, with
+    another one in flight in the given time."""
+    cluster = FakeCluster()
+    cluster.create_topic("t", 2).topic_id = IDLE_LOG[0]
+    other = Attempt(1, "t", 1, b"1", 1, started_at=under_way[0], settled_at=under_way[1])
+    load: Any = types.SimpleNamespace(attempts=[other])
+    judge = Judge(COPIES_PLAN, cluster, load, types.SimpleNamespace(), Wire(), math.inf)  # type: ignore[arg-type]
+    judge.places[b"0"] = [Place("t", *IDLE_LOG, 0, 0, 0, True, stored_at)]
+    return judge._is_idle(IDLE_LOG, 1_000.0)
+
+
+def test_producer_is_idle_in_a_log_that_holds_nothing_recent_with_nothing_under_way() -> None:
+    assert is_idle(299.0)
+    assert is_idle(1_001.0)
+    assert not is_idle(301.0)
+    assert not is_idle(1_000.0)
+    assert not is_idle(299.0, under_way=(999.0, 1_001.0))
+    assert is_idle(299.0, under_way=(900.0, 999.0))
 
 
 def test_a_stall_is_slack_only_for_what_it_delayed() -> None:

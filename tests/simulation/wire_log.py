@@ -176,6 +176,20 @@ class Wire:
                     for sequence, record in enumerate(batch.records, batch.base_sequence):
                         yield attempt, batch.epoch, sequence, record.value or b""
 
+    def hears_of(self, cluster_id: str) -> float:
+        """When the first Metadata response of this cluster was received; inf if none was, or if no
+        response before it named another cluster."""
+        named = [
+            each
+            for each in self.exchanges()
+            if each.api_key == METADATA and each.answer is not None
+            if each.answer.cluster_id and each.answer.brokers
+        ]
+        for number, each in enumerate(sorted(named, key=lambda one: one.heard_at)):
+            if each.answer.cluster_id == cluster_id:
+                return each.heard_at if number else math.inf
+        return math.inf
+
     def hasty(self, api_key: int) -> tuple[int, int]:
         """Requests of an API that were sent within less than the shortest backoff after an earlier
         one for the same thing, and all of its requests. Exempt are requests after a response that

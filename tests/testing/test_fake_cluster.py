@@ -225,6 +225,27 @@ def test_unknown_producer_by_broker_version() -> None:
 
 
 @scenario
+async def test_producer_state_expires_by_the_timestamp_of_its_last_batch(
+    cluster: FakeCluster,
+) -> None:
+    client = await RawClient.connect(cluster)
+    ledger = cluster.topics["t"].partitions[0].log.ledger
+    present = cluster.unix_ms()
+    for sequence, timestamp in enumerate((present - 10_000, present)):
+        await send(client, batch(b"a", pid=1, epoch=0, sequence=sequence, timestamp=timestamp))
+    await send(client, batch(b"b", pid=2, epoch=0, sequence=0, timestamp=present - 10_000))
+    assert cluster.expire_producers(20_000) == []
+    partitions = cluster.expire_producers(10_000)
+    assert [(partition.topic, partition.index) for partition in partitions] == [("t", 0)]
+    assert ledger.knows(1)
+    assert not ledger.knows(2)
+    await send(client, batch(b"c", pid=2, epoch=0, sequence=1))
+    assert cluster.violations == []
+    assert cluster.values("t", 0) == [b"a", b"a", b"b", b"c"]
+    await client.close()
+
+
+@scenario
 async def test_first_batch_of_a_producer_above_zero_is_a_violation(cluster: FakeCluster) -> None:
     client = await RawClient.connect(cluster)
     await send(client, batch(b"a", pid=1, epoch=0, sequence=4))

@@ -6,12 +6,12 @@ Source: KIP-98, KIP-360; Java `TransactionManager` without a transactional id.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aiokprod._engine.identity.producer_id_requests import ProducerIdRequests
 from aiokprod._engine.identity.producer_state import FatalErrorGate, ProducerState
 from aiokprod._engine.identity.sequence_errors import SequenceAction, classify_idempotent
-from aiokprod._engine.identity.sequences import PartitionSequences, SequenceTracker
+from aiokprod._engine.identity.sequences import MAX_EPOCH, PartitionSequences, SequenceTracker
 from aiokprod._log_fields import log_fields
 from aiokprod._wire.record_batch import NO_PRODUCER_ID, NO_SEQUENCE
 from aiokprod.records import TopicPartition
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
 
 logger = logging.getLogger(__name__)
-
-MAX_EPOCH: Final = 2**15 - 1
 
 
 def idempotent_state(

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from aiokprod._engine.identity.producer_state import StateRequest
+from aiokprod._engine.identity.sequences import MAX_EPOCH
 from aiokprod._wire.messages.init_producer_id import InitProducerIdRequest
 from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID
 from aiokprod.errors import Code, KafkaError, ProducerFailed, broker_error, error_code
@@ -80,10 +81,7 @@ class ProducerIdRequests:
         elif self._cluster != self._tracker.clusters:
             self._retry_later(now)  # a broker of the previous cluster answered
         elif code.number == Code.NONE:
-            self._requesting = False
-            self._attempts = 0
-            self._tracker.set_producer_id(body.producer_id, body.producer_epoch)
-            self._on_ready()
+            self._assign(body.producer_id, body.producer_epoch, now)
         elif code.retriable:
             self._retry_later(now)
         else:
@@ -94,6 +92,22 @@ class ProducerIdRequests:
                 "on the cluster or Write on a topic, or set enable_idempotence=False",
             )
             self._on_ready()
+
+    def _assign(self, producer_id: int, epoch: int, now: float) -> None:
+        """Use an id from a broker, above all epochs that this producer has used with it.
+
+        A cluster that was installed again gives ids from the beginning. If its logs are those of
+        the old one, brokers would take new batches for duplicates of old ones with the same id,
+        epoch and sequence.
+        """
+        used = self._tracker.used.get(producer_id, -1)
+        if used >= MAX_EPOCH:
+            self._retry_later(now)
+            return
+        self._requesting = False
+        self._attempts = 0
+        self._tracker.set_producer_id(producer_id, max(epoch, used + 1))
+        self._on_ready()
 
     def _on_error(self, error: KafkaError, now: float) -> None:
         if error.code is not None and error.code.number == Code.UNSUPPORTED_VERSION:

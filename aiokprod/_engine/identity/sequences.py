@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Brokers remember this many batches per partition to recognise duplicates.
 MAX_OPEN_BATCHES: Final = 5
 
+MAX_EPOCH: Final = 2**15 - 1
+
 STATE_KEPT_S: Final = 600.0
 """Seconds for which every broker remembers a producer that sends nothing to a partition. The
 default of the broker's producer.id.expiration.ms is one day, but operators lower it."""
@@ -231,6 +233,7 @@ class SequenceTracker:
             there is a newer epoch.
         probing: queues of the partitions with a `probe`.
         clusters: how often the cluster id has changed.
+        used: highest epoch by producer id, of the ids that are no longer used.
     """
 
     def __init__(self) -> None:
@@ -241,6 +244,7 @@ class SequenceTracker:
         self.retired: set[TopicPartition] = set()
         self.probing: dict[TopicPartition, PartitionQueue] = {}
         self.clusters = 0
+        self.used: dict[int, int] = {}
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
         """Set the id and epoch for new batches. Sequences of `retired` partitions that were kept
@@ -251,6 +255,8 @@ class SequenceTracker:
 
     def drop_producer_id(self) -> None:
         """Send nothing until there is another producer id."""
+        if self.producer_id != NO_PRODUCER_ID:
+            self.used[self.producer_id] = self.epoch
         self.producer_id, self.epoch = NO_PRODUCER_ID, -1
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:

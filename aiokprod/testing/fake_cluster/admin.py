@@ -49,6 +49,10 @@ class FakeClusterAdmin:
         """The running loop."""
         return asyncio.get_running_loop()
 
+    def unix_ms(self) -> int:
+        """The brokers' wall clock, Unix ms."""
+        raise NotImplementedError
+
     # -- topics ---------------------------------------------------------------------------------
 
     def create_topic(
@@ -107,6 +111,18 @@ class FakeClusterAdmin:
         """Drop a partition's producer state, like retention."""
         self.forgotten.add((topic, partition))
         self.topics[topic].partitions[partition].log.ledger.forget(producer_id)
+
+    def expire_producers(self, expiration_ms: int) -> list[Partition]:
+        """Drop the state of producers that have sent nothing for `expiration_ms`, like a broker
+        with this producer.id.expiration.ms; see `PartitionLog.expire_producers`.
+
+        Returns:
+            The partitions in which the state of a producer was dropped.
+        """
+        limit_ms = self.unix_ms() - expiration_ms
+        expired = [p for p in self._partitions() if p.log.expire_producers(limit_ms)]
+        self.forgotten.update((partition.topic, partition.index) for partition in expired)
+        return expired
 
     def retain(self, topic: str, partition: int) -> None:
         """Drop all records of a partition and its producer state, like retention."""

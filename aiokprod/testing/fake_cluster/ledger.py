@@ -128,6 +128,14 @@ class Ledger:
         else:
             self._entries.pop(producer_id, None)
 
+    def last_written_before(self, limit_ms: int) -> list[int]:
+        """The producer ids whose last batch has a timestamp of `limit_ms` or earlier."""
+        return [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.window and entry.window[-1].timestamp_ms <= limit_ms
+        ]
+
     def rebuild(self, batches: Iterable[tuple[int, Remembered]]) -> None:
         """Rebuild the state from the log, after a truncation."""
         self._entries.clear()

@@ -156,6 +156,22 @@ class PartitionLog:
         if forget_producers:
             self._rebuild_ledger()
 
+    def expire_producers(self, limit_ms: int) -> list[int]:
+        """Drop the state of the producers whose last batch has a timestamp of `limit_ms` or
+        earlier, unless a transaction of them is open; returns their ids.
+
+        Source: Java `ProducerStateManager.isProducerExpired`. It compares the largest timestamp in
+        the batch, which clients may set, not the time of the append.
+        """
+        expired = [
+            producer_id
+            for producer_id in self.ledger.last_written_before(limit_ms)
+            if not self.has_open_transaction(producer_id)
+        ]
+        for producer_id in expired:
+            self.ledger.forget(producer_id)
+        return expired
+
     def records(self) -> list[StoredRecord]:
         """All records in the log, by offset."""
         return [record for stored in self.batches for record in stored.records()]

@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 
 from aiokprod._core.batch import Delivery
-from aiokprod._engine.identity.idempotence import MAX_EPOCH, IdempotentSequences
-from aiokprod._engine.identity.sequences import SequenceTracker
+from aiokprod._engine.identity.idempotence import IdempotentSequences
+from aiokprod._engine.identity.sequences import MAX_EPOCH, SequenceTracker
 from aiokprod._wire.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, increment_sequence
 from aiokprod.errors import (
     Code,
@@ -689,6 +689,40 @@ async def test_another_cluster_means_another_producer_id_for_what_is_not_in_doub
     deliver_all(harness)
     assert offset_of(certain) == 1
     assert harness.brokers.stored(T0) == [b"first", b"certain"]
+
+
+@virtual
+async def test_producer_id_that_another_cluster_gives_once_more_begins_above_its_old_epochs() -> (
+    None
+):
+    """The new cluster has the logs of the old one: with the old epoch, the next batch would be
+    taken for a duplicate of the first one."""
+    harness = EngineHarness()
+    acknowledged(harness)
+    harness.sender.on_cluster_changed()
+    harness.step()
+    delivery = harness.append(b"next")
+    harness.init_producer(PRODUCER_ID)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID, 1, 0)
+    deliver_all(harness)
+    assert offset_of(delivery) == 1
+    assert harness.brokers.stored(T0) == [b"first", b"next"]
+
+
+@virtual
+async def test_producer_id_without_epochs_left_is_refused_from_another_cluster() -> None:
+    harness = EngineHarness(first_epoch=MAX_EPOCH)
+    harness.sender.on_cluster_changed()
+    harness.step()
+    harness.append(b"v")
+    harness.init_producer(PRODUCER_ID)
+    harness.step()
+    assert harness.brokers.waiting == []
+    harness.later()
+    harness.init_producer(PRODUCER_ID + 1)
+    harness.step()
+    assert harness.brokers.last.sequence == (PRODUCER_ID + 1, 0, 0)
 
 
 # -- batches in doubt -----------------------------------------------------------------------------
