@@ -478,7 +478,7 @@ def test_record_may_be_confused_with_a_foreign_one_until_the_producer_hears_of_t
     assert judged_acknowledgment(stored_in="new", foreign=True) == 0
     for options in ({"sent_at": 31.0}, {"heard_at": 20.5}):
         with pytest.raises(Violation, match="lost"):
-            judged_acknowledgment(stored_in="none", foreign=True, **options)  # type: ignore[arg-type]
+            judged_acknowledgment(stored_in="none", foreign=True, **options)
     with pytest.raises(Violation, match="lost"):
         judged_acknowledgment(stored_in="none", sent_at=19.0, foreign=True)
 
