@@ -276,8 +276,9 @@ class Judge:
     def _may_misorder(self, log: tuple[bytes, int], attempt: Attempt) -> bool:
         """Like `_forgotten_during`, for the order of records. After a pause in which every broker
         forgets it, a producer has to expect that, and sends its batches one at a time."""
-        instants = [at for at in self._amnesia_of(log) if not self._is_idle(log, at)]
-        return self._forgotten_at(instants, log, attempt) > 0
+        forgotten = self.misfortunes.amnesia.get(log, ())
+        instants = [at for at in forgotten if not self._is_idle(log, at)]
+        return self._forgotten_at(instants + self._reborn_at(log), log, attempt) > 0
 
     def _is_idle(self, log: tuple[bytes, int], at: float) -> bool:
         """For so long no batch of the producer was stored in this log or in flight to it that its
@@ -293,11 +294,13 @@ class Judge:
         )
 
     def _amnesia_of(self, log: tuple[bytes, int]) -> list[float]:
-        instants = list(self.misfortunes.amnesia.get(log, ()))
+        return [*self.misfortunes.amnesia.get(log, ()), *self._reborn_at(log)]
+
+    def _reborn_at(self, log: tuple[bytes, int]) -> list[float]:
+        """When the topic of this log was created again, if a request that names it may have come
+        later: such a request reaches the new log."""
         reborn_at = self.misfortunes.reborn.get(log)
-        if reborn_at is not None and reborn_at <= self.last_by_name:
-            instants.append(reborn_at)
-        return instants
+        return [reborn_at] if reborn_at is not None and reborn_at <= self.last_by_name else []
 
     def _under_way_since(self, attempt: Attempt) -> float:
         """Since when it or one before it was in flight: brokers that forget one in doubt take those
