@@ -280,7 +280,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return is_first
 
     def _call_watchers(self) -> None:
-        """Wake the threads in `result`, and make each callback once. Any thread may be here."""
+        """Wake the threads in `result`, and call each callback once. May run in any thread."""
         watchers = self._watchers
         if watchers is None:
             return
@@ -340,7 +340,8 @@ class _Watchers:
 
 
 class _Unread:
-    """Has the error of a `RecordFuture`, and reports it when it is deleted if it was never read."""
+    """Holds the error of a `RecordFuture`. If it was never read, reports it when this object is
+    deleted."""
 
     __slots__ = ("_queue", "error")
 
