@@ -237,7 +237,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         if self._exception is error:
             if not self._retrieved:
                 self._unread = _Unread(self._queue, error)
-            if self._retrieved and self._unread is not None:  # meanwhile
+            if self._retrieved and self._unread is not None:  # retrieved meanwhile
                 self._unread.error = None
 
     def _finish(self, result: RecordMetadata | None, error: BaseException | None) -> None:
@@ -288,7 +288,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         while watchers.callbacks:
             try:
                 function = watchers.callbacks.popleft()
-            except IndexError:  # of another thread
+            except IndexError:  # another thread took the last one
                 return
             try:
                 function(self)
