@@ -639,7 +639,7 @@ class Producer(Generic[K, V]):
         has been appended, so that a call with many records ends soon if no broker responds.
 
         Args:
-            progress: follows the call, and has the outcomes if it is cancelled.
+            progress: follows the call, and keeps the outcomes if it is cancelled.
 
         Returns:
             `BulkResult`: outcomes by position. A record that fails, before or after it was
@@ -703,7 +703,7 @@ class Producer(Generic[K, V]):
                 means now.
             partition_column: an integer; null lets the partitioner choose.
             topic_column: string; null fails the row.
-            progress: follows the call, and has the outcomes if it is cancelled.
+            progress: follows the call, and keeps the outcomes if it is cancelled.
 
         Columns with default names may be missing, except for the value; columns that you name must
         exist. None disables a column. Other columns are ignored. Order is kept per partition.

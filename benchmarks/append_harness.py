@@ -54,7 +54,7 @@ class AppendHarness:
         hooks: HookCalls | None = None,
         partitioner: Callable[..., int] | None = None,
     ) -> None:
-        # Of the loop only the methods of StillLoop are used.
+        # Only those methods of the loop are used that StillLoop has.
         self.loop = cast(asyncio.AbstractEventLoop, StillLoop())
         self.batches = 0
         self.kept: list[BatchCore] = []

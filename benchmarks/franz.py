@@ -26,8 +26,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run the program; the figures are those of the records after the warm-up.
 
-    Besides the figures of the Python clients, the result has the numbers of Produce `requests` and
-    record `batches` and the `bytes_sent` with them.
+    Besides the figures of the Python clients, the result contains the numbers of Produce `requests`
+    and record `batches` and the `bytes_sent` with them.
 
     Raises RuntimeError with its output if it failed, MissingTool without Go.
     """

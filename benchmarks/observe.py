@@ -46,7 +46,7 @@ def _submit(count: int, *, metrics: bool) -> None:
     from benchmarks.loopback_broker import TOPIC, NearbyBroker
 
     async def main() -> None:
-        # Full batches only, so that their number does not depend on the time that a run takes.
+        # All batches are full, so that their number does not depend on the time that a run takes.
         producer = Producer(
             bootstrap_servers="nearby:9092",
             environment=NearbyBroker().environment(),

@@ -129,7 +129,7 @@ def run_group(
 
 
 def last_line(error: Exception) -> str:
-    """The last line of a traceback, which has the error."""
+    """The last line of a traceback, which names the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 

@@ -178,7 +178,7 @@ async def run(bootstrap: str | None, kafka: bool) -> int:
     ):
         print(f"brokers   {what}\ntopic     {topic}", flush=True)
         flights = all_flights()
-        # zstd: the embedded broker keeps only the newest 5 MiB of a partition.
+        # zstd, because the embedded broker keeps only the newest 5 MiB of a partition.
         async with Producer(bootstrap_servers=servers, compression_type="zstd") as producer:
             acks, seconds = await produce(producer, topic, flights)
             batches = producer.metrics()["batches_acknowledged"]

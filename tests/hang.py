@@ -23,8 +23,10 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Like `until`, but blocks and needs no event loop. Raises: TimeoutError: the condition did not
-    hold within `HANG_S`.
+    """Like `until`, but blocks and needs no event loop.
+
+    Raises:
+        TimeoutError: the condition did not hold within `HANG_S`.
     """
     give_up = time.monotonic() + HANG_S
     while not condition():

@@ -206,7 +206,7 @@ class ThreadedLoop:
             raise
 
     def read(self, function: Callable[[], R]) -> R:
-        """Call a function on the loop, which takes no time, and return its result."""
+        """Call a function that takes no time on the loop, and return its result."""
 
         async def call() -> R:
             return function()

@@ -237,7 +237,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         if self._exception is error:
             if not self._retrieved:
                 self._unread = _Unread(self._queue, error)
-            if self._retrieved and self._unread is not None:  # meanwhile
+            if self._retrieved and self._unread is not None:  # retrieved meanwhile
                 self._unread.error = None
 
     def _finish(self, result: RecordMetadata | None, error: BaseException | None) -> None:
@@ -280,7 +280,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return is_first
 
     def _call_watchers(self) -> None:
-        """Wake the threads in `result`, and make each callback once. Any thread may be here."""
+        """Wake the threads in `result`, and call each callback once. May run in any thread."""
         watchers = self._watchers
         if watchers is None:
             return
@@ -288,7 +288,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         while watchers.callbacks:
             try:
                 function = watchers.callbacks.popleft()
-            except IndexError:  # of another thread
+            except IndexError:  # another thread took the last one
                 return
             try:
                 function(self)
@@ -340,7 +340,8 @@ class _Watchers:
 
 
 class _Unread:
-    """Has the error of a `RecordFuture`, and reports it when it is deleted if it was never read."""
+    """Holds the error of a `RecordFuture`. If it was never read, reports it when this object is
+    deleted."""
 
     __slots__ = ("_queue", "error")
 

@@ -138,15 +138,16 @@ class TableSender(BulkSender):
     async def send_table(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
     ) -> BulkResult:
-        """See `Producer.send_table`; `names` is the column per role."""
+        """See `Producer.send_table`; `names`: the column of each role."""
         with self.awaiting():
             await self._append_table(topic, table, names)
             return await self._finish()
 
     async def append(self, topic: str | None, table: Any, names: Mapping[str, str | None]) -> None:
         """Like `send_table`, but returns once every row is in a batch or has failed, and waits for
-        memory. The attributes have the outcomes, which are complete once the batches in `tracker`
-        have theirs. A transaction with a failed row can only be aborted, as with `send_table`.
+        memory. The attributes contain the outcomes, which are complete once the batches in
+        `tracker` have theirs. A transaction with a failed row can only be aborted, as with
+        `send_table`.
 
         Intended for callers that send many tables and check the outcomes later.
         """

@@ -97,7 +97,7 @@ class SlowPath:
         """Wait until the record is in a batch; returns its handle.
 
         If this raises, the record is not sent, with one exception: a record that was already in a
-        batch and could not be withdrawn. Then `reservation`, if given, has its handle.
+        batch and could not be withdrawn. Then `reservation`, if given, holds its handle.
 
         Args:
             serialized: the results of the user code that the fast path has called; None if it has
@@ -163,7 +163,7 @@ class SlowPath:
         """Report a record that failed before it was appended.
 
         Args:
-            error: has the record's topic and partition; an instance that no other record shares.
+            error: names the record's topic and partition; an instance that no other record shares.
             serialized: see `append`.
         """
         serialized = serialized or SerializedRecord()

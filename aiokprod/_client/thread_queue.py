@@ -402,7 +402,7 @@ class ThreadQueue:
             link.record = None
             if record.cancelled():
                 record.end_cancelled()
-            else:  # as by a shutdown that cancels every task
+            else:  # for example by a shutdown that cancels every task
                 self._refuse(record, tried=True)
         elif (error := task.exception()) is not None:
             link.record = None

@@ -45,7 +45,7 @@ class UnreadFailures:
             self._loop.call_soon_threadsafe(self._report)
         except RuntimeError:  # the loop is closed
             self._report()
-        except BaseException:  # of a signal handler
+        except BaseException:  # raised by a signal handler
             self._is_scheduled = False
             raise
 

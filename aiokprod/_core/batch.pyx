@@ -438,7 +438,7 @@ cdef class BatchCore:
         if pairs and (<tuple>pairs[len(pairs) - 1])[0] > index:
             self.tokens_sorted = False
         pairs.append((index, token))
-        if self.state >= S_ACKNOWLEDGED:  # the same for one that has ended the producer
+        if self.state >= S_ACKNOWLEDGED:  # a finalizer may have ended the producer
             self.settle_tokens(None)
         return 0
 
@@ -732,7 +732,7 @@ cdef class Delivery:
         for i in range(0, len(entries), 3):
             if entries[i + 2] == ON_DELIVERY or entries[i] != fn:
                 kept += entries[i:i + 3]
-        if self.is_done():  # ended by a comparison above: the callbacks are called
+        if self.is_done():  # `!=` has ended it: the callbacks are called
             return 0
         self.drop_callbacks()
         for i in range(0, len(kept), 3):
@@ -779,7 +779,7 @@ cdef class Delivery:
         if self.has_more() and not self.extras.draining:
             self.extras.callbacks.reverse()
             self.extras.draining = True
-        if kind == ON_DELIVERY and not self.has_outcome():  # it stays; those after it run
+        if kind == ON_DELIVERY and not self.has_outcome():  # it stays for now; later ones run
             if not self.has_more():
                 return False
             call.fn = self.extras.callbacks.pop()

@@ -1,9 +1,9 @@
 """One connection as a state machine that uses neither a socket nor a clock.
 
 Received bytes are passed to `receive_data` and `receive_eof`, requests to `send`; `data_to_send`
-returns the bytes to write, and `events` has the events. A channel is used for one TCP connection;
-`NetworkClient` reconnects. Source: Java `KafkaChannel`, `NetworkClient` (version discovery,
-completed receives), `InFlightRequests`; KIP-35, KIP-511.
+returns the bytes to write, and `events` contains the events. A channel is used for one TCP
+connection; `NetworkClient` reconnects. Source: Java `KafkaChannel`, `NetworkClient` (version
+discovery, completed receives), `InFlightRequests`; KIP-35, KIP-511.
 """
 
 from __future__ import annotations

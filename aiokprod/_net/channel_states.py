@@ -1,6 +1,6 @@
 """The states of a connection, its transitions, and the events it reports.
 
-`channel` passes each event to `TRANSITIONS`, which has the next state.
+`channel` passes each event to `TRANSITIONS`, which contains the next state.
 """
 
 from __future__ import annotations

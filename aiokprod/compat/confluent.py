@@ -258,7 +258,7 @@ class AIOProducer:
     async def close(self) -> None:
         """Send the pending records, wait for their outcomes and close all connections; idempotent.
 
-        `producer.drain_report` has the numbers. Cancellation: pending records fail at once.
+        `producer.drain_report` contains the numbers. Cancellation: pending records fail at once.
         """
         await self.producer.close()
 

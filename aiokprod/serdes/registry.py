@@ -314,10 +314,11 @@ class Registry:
 
     async def _fetched(self, question: SchemaQuestion) -> RegisteredSchema:
         found = await self._found(question)
-        # Without a lock, which a thread may have when another one forks: the child could never take
-        # it.
+        # Without a lock, which a thread may hold while another one forks: the child could never
+        # acquire it.
         while len(self._known) >= self.cache:
-            with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # of another thread
+            # These errors mean that another thread has changed the dict.
+            with contextlib.suppress(KeyError, RuntimeError, StopIteration):
                 del self._known[next(iter(self._known))]
         self._known[question] = found
         return found

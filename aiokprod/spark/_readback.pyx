@@ -447,8 +447,8 @@ cdef class RowHashes:
 
     def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements not None,
               int64_t first):
-        """Add a column of lists. `elements` has the hashes of the list elements; offset `first`
-        denotes the first of them. For the other arguments, see `binary`.
+        """Add a column of lists. `elements` contains the hashes of the list elements; offset
+        `first` denotes the first of them. For the other arguments, see `binary`.
 
         Raises:
             ValueError: the buffers are too small, or an offset has no element.

@@ -27,7 +27,7 @@ class BatchHandoff:
         self._closed = False
 
     def put(self, table: Any, look: Callable[[], None] = lambda: None) -> bool:
-        """Pass on one batch, once the batch before it was taken. False after `close`.
+        """Pass on one batch, once the previous one has been taken. False after `close`.
 
         Calls `look` every `LOOK_EVERY` seconds while it waits; an exception of `look` ends the
         wait.

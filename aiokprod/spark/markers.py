@@ -3,7 +3,7 @@
 A task's marker is committed within the task's transaction, so it exists if and only if the task's
 rows do. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes the
 offsets of a topic together with the topic, and the other topics still have both marker and rows.
-This module has the names, the encoding and the reading; docs/spark.md describes the protocol.
+This module names, encodes and reads markers; docs/spark.md describes the protocol.
 """
 
 from __future__ import annotations

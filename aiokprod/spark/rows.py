@@ -98,7 +98,7 @@ def _row_of(lists: Any, element: int) -> int:
 
 def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
                      first_row: int) -> None:  # fmt: skip
-    """Reject partitions that a topic does not have; `counts` has the number of partitions by topic.
+    """Reject partitions that a topic does not have; `counts` is the number of partitions by topic.
 
     Raises:
         RowError: names the row, its partition and the number of partitions.

@@ -88,7 +88,8 @@ def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
             "group.id": "chaos-audit",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
-            # Records cannot be counted down to an end offset: control records take offsets as well.
+            # Use this event to find the end: records cannot be counted up to an end offset, because
+            # control records take offsets as well.
             "enable.partition.eof": True,
             "check.crcs": True,
             "fetch.wait.max.ms": 20,

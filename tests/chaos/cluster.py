@@ -25,7 +25,7 @@ class ChaosCluster(KafkaCluster):
 
     def __init__(self, nodes: int = 3, *, replicas_through_proxy: bool = False) -> None:
         config = {
-            # Deleted topics make room at once: a campaign writes gigabytes.
+            # Free the space of deleted topics at once, because a campaign writes gigabytes.
             "file.delete.delay.ms": "1000",
             "auto.create.topics.enable": "false",
         }
@@ -122,7 +122,7 @@ class ChaosCluster(KafkaCluster):
         return await asyncio.to_thread(self._controller)
 
     def _controller(self) -> int:
-        # Brokers name any node in Metadata (KIP-590); the quorum tells the truth.
+        # Ask the quorum, because brokers name any node as the controller in Metadata (KIP-590).
         admin = self._kafka_python()
         try:
             quorum = admin.describe_metadata_quorum()

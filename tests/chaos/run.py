@@ -260,7 +260,7 @@ def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[
         if not (acks < act.start).any():
             acks = np.concatenate(([act.start], acks))
         acks = np.append(acks, max(act.end, *acks[-1:]))
-        # A gap belongs to the act in which it begins, all of it.
+        # A whole gap belongs to the act in which it begins.
         mine = (acks[:-1] >= act.start) & (acks[:-1] < act.end)
         for at in np.flatnonzero(mine & (np.diff(acks) > 0.25)):
             gap = (float(acks[at]), float(acks[at + 1]))

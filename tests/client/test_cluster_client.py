@@ -90,7 +90,7 @@ async def test_preflight_tells_a_wrong_credential_at_once() -> None:
         with pytest.raises(AuthenticationError):
             await harness.ask()
         assert harness.loop.time() - started < 2.0
-        # All were tried, because a refusal by one says nothing about the others.
+        # All brokers were tried, because a refusal by one says nothing about the others.
         assert {broker for _, broker in harness.cluster.attempts} == {1, 2, 3}
 
 

@@ -364,7 +364,8 @@ async def refused_at(step: int) -> bool:
         with injector.armed(), contextlib.suppress(KafkaError, TimeUp):
             producer.try_submit("t", b"v", partition=5)
 
-    # In a task: a tracer that raises between two handlers leaves the exception to its coroutine.
+    # Call it in a task, because a tracer that raises between two handlers leaves the exception to
+    # its coroutine.
     await asyncio.create_task(call())
     # A record whose report was interrupted is reported when it is deleted. The canary, which reads
     # the frames of its exception, may have put it into a reference cycle.

@@ -398,7 +398,7 @@ def test_serializer_is_called_once_if_no_memory_can_be_allocated(
         return value.encode()
 
     async def main(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-        # For the third record: on the compiled path and on the slow path.
+        # There is no memory for the third record, on the compiled path and on the slow path.
         Shortage(monkeypatch, {3, 4})
         result = await FORMS[form](producer, list("abcdef"))
         assert list(result.errors) == [2]

@@ -353,7 +353,8 @@ def test_parts_hold_all_records_in_order_within_the_limit(
         indices = left[position : position + part.count]
         kept = [plain[index] for index in indices]
         where.update((index, (number, i)) for i, index in enumerate(indices))
-        # Timestamps count from the first record of the part now, which may take a few bytes more.
+        # The timestamp deltas now refer to the first record of the part, and may take a few bytes
+        # more.
         assert part.size <= limit + 9 * part.count or part.count == 1
         assert part.base_timestamp == kept[0].timestamp
         assert part.max_timestamp == max(record.timestamp for record in kept)

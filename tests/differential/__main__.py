@@ -81,7 +81,7 @@ def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
         return list(generated(arguments.generated, arguments.seed))[:: arguments.every]
     found = []
     if arguments.script:
-        # Composed one by one: no other script of the seed is needed.
+        # Compose only these scripts: no other script of the seed is needed.
         names = [name.split("/") for name in arguments.script if name.startswith("generated/")]
         found = [composed(int(seed), int(number)) for _, seed, number in names]
         if len(names) < len(arguments.script):

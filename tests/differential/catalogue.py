@@ -791,7 +791,8 @@ def coordinators() -> Iterator[Script]:
                     )
         for code in (14, 15, 16, 51):
             for process in (False, True):
-                # EndTxn of an abort, and an abort right after AddPartitionsToTxn was answered so.
+                # EndTxn of an abort is answered like this, or AddPartitionsToTxn just before an
+                # abort.
                 yield Script(
                     f"abort/{code}-at-end-txn/{'done' if process else 'not'}/{mode}",
                     "coordinators",

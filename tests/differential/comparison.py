@@ -433,7 +433,7 @@ def _requests(ours: Evidence, java: Evidence) -> Found:
         allowed = math.ceil(spent_s / pause_s) + 6
     for api in sorted({*ours.requests, *java.requests}):
         mine, others = ours.requests[api], java.requests[api]
-        # Connections broken at every answer need a new handshake each.
+        # If connections break at every answer, each request needs a new handshake.
         most = max(1.6 * others + 4, allowed * (2 if api == API_VERSIONS else 1))
         name = API_NAMES.get(api, str(api))
         if mine > most:

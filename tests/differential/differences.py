@@ -327,7 +327,7 @@ def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
     gets into the log before the first one, which then is out of sequence until its deadline."""
     java = evidence[JAVA]
     if finding.kind in ("log", "committed"):
-        # The first one was repeated in time.
+        # The first batch was repeated in time.
         committed = finding.kind == "committed"
         begins_late = f"('{TOPIC}', {finding.partition}): producer"
         return (

@@ -69,7 +69,7 @@ class _SpyProtocol(asyncio.Protocol):
     def __init__(self, inner: asyncio.Protocol, requests: list[tuple[float, int]]) -> None:
         self.inner = inner
         self._requests = requests
-        # Bound once, so that received data go to the protocol directly.
+        # Bind the method once, so that received data goes to the protocol directly.
         self.data_received = inner.data_received  # type: ignore[method-assign]
         self.eof_received = inner.eof_received  # type: ignore[method-assign]
         self.connection_lost = inner.connection_lost  # type: ignore[method-assign]

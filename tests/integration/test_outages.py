@@ -30,8 +30,8 @@ Fault = Callable[[KafkaCluster], Coroutine[Any, Any, None]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    # No failover while one broker is frozen, so that its partitions wait as long as it is. Brokers
-    # that are killed can register again once their session has expired.
+    # There is no failover while one broker is frozen, so that its partitions wait until it
+    # continues. Brokers that are killed can register again once their session has expired.
     config = {
         "broker.session.timeout.ms": "45000", "initial.broker.registration.timeout.ms": "150000"
     }  # fmt: skip

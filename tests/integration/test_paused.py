@@ -106,7 +106,7 @@ def test_waiters_broker_paused_then_resumed_admitted_in_fifo_order(
             await broker.pause_all()
 
             async def one(number: int) -> None:
-                # Small ones must not slip past the large ones that wait before them.
+                # Small records must not overtake the large ones that wait before them.
                 await producer.submit(topic, b"v" * (100 if number % 2 else 20_000))
                 admitted.append(number)
 

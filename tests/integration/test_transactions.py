@@ -273,8 +273,7 @@ async def bounce(cluster: KafkaCluster) -> None:
 
 async def sent(process: asyncio.subprocess.Process, records: int, within: float) -> None:
     """Wait until the copier has sent `records` records, including those of aborted transactions. It
-    reports them within a transaction, so that a transaction is open whatever the brokers do.
-    """
+    reports them within a transaction, so that a transaction is open whatever the brokers do."""
     assert process.stdout is not None
     async with asyncio.timeout(within):
         while records > 0:

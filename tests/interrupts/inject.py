@@ -63,9 +63,9 @@ class Injector:
         """Run a function under the injector; a tracer that was there, such as that of coverage,
         comes back at the end."""
         before = sys.gettrace()
-        # Kept: CPython 3.11 calls the tracer through a borrowed reference, after it has made a
-        # frame object. That may run the garbage collector, and the exception may be raised in a
-        # finalizer, which removes the tracer.
+        # Keep a reference. CPython 3.11 calls the tracer through a borrowed reference, after it has
+        # created a frame object. That may run the garbage collector, and the exception may be
+        # raised in a finalizer, which removes the tracer.
         tracer = self._call
         if not self.place:
             sys.settrace(tracer)

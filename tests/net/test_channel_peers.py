@@ -10,7 +10,7 @@ from tests.current import current
 from tests.net.wire_helpers import answer, requests_in, versions_answer
 
 # librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list that
-# has a compact length but classic fields: neither version 0 nor the one asked for.
+# has a compact length but classic fields: neither version 0 nor the requested one.
 MOCK_REFUSAL = bytes.fromhex("00230100120000000200000000")
 
 

@@ -454,7 +454,8 @@ async def acks0(
             for connection in broker.connections
         ]
         for transport in transports:
-            # Fixed: the kernel would otherwise let it grow to megabytes.
+            # The size is fixed, because the kernel would otherwise let the buffer grow to
+            # megabytes.
             transport.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVBUF, 65536
             )

@@ -136,7 +136,7 @@ def test_native_histograms_survive_the_text_of_open_metrics() -> None:
         expected = native_histogram(producer.metrics()["queue_time_s"])
         (shown,) = [line for line in lines if line.startswith("kafka_producer_queue_time_seconds{")]
         (span,), deltas = expected.pos_spans or (), expected.pos_deltas or ()
-        # As text: prometheus_client's parser does not read negative offsets.
+        # Compare the text, because prometheus_client's parser does not read negative offsets.
         assert f"count:{expected.count_value}," in shown
         assert f"positive_spans:[{span.offset}:{span.length}]" in shown
         assert f"positive_deltas:[{','.join(map(str, deltas))}]" in shown

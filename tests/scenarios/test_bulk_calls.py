@@ -79,7 +79,7 @@ def test_memory_missing_for_one_record_hides_no_other(
     async def main() -> None:
         async with harness(batch_size=0) as (cluster, producer, _):
             await producer.warm(["t"])
-            # Of the third record: by the compiled path and by the slow one.
+            # There is no memory for the third record, on the compiled path and on the slow path.
             Shortage(monkeypatch, {3, 4})
             result = await CALLS[call](producer, [b"%d" % number for number in range(6)])
             assert list(result.errors) == [2]

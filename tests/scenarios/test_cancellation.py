@@ -123,7 +123,7 @@ async def prepare(state: str, cluster: FakeCluster, producer: Producer[Any, Any]
 
 def assert_memory_is_free(producer: Producer[Any, Any]) -> None:
     metrics = producer.metrics()
-    # A producer that never started has no buffer to speak of.
+    # A producer that was never started has no buffer, and so none of these metrics.
     assert metrics.get("buffer_available_bytes") == metrics.get("buffer_total_bytes")
     assert metrics.get("waiting_sends", 0) == 0
 

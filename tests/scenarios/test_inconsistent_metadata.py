@@ -269,7 +269,8 @@ async def test_slow_broker_is_asked_although_others_cannot_be_reached(
         cluster.create_topic(f"new{number}", 1)
         start, before = now(), cluster.count(METADATA)
         await producer.partitions_for(f"new{number}")
-        # Behind a metadata request in flight; each of both behind four Produce requests of 1.3 s.
+        # The request waits for a metadata request in flight, and each of the two for four Produce
+        # requests of 1.3 s.
         assert now() - start < 12.0
         assert cluster.count(METADATA) - before < 10
         await asyncio.sleep(5)

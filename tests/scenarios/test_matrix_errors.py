@@ -122,8 +122,8 @@ def test_duplicate_sequence_on_produce(idempotent: bool) -> None:
                 assert attempt.acked
                 assert attempt.metadata.offset is None
             else:
-                # Brokers do not send it to producers without sequences; the outcome must be true
-                # all the same.
+                # Brokers do not send this code to producers without sequences, but the outcome must
+                # be true even then.
                 assert error_of(attempt).outcome is Outcome.UNKNOWN
             await history.send()
             history.check()

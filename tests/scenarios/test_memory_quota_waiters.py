@@ -44,7 +44,8 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> N
             assert first.acked
             assert second.acked
             assert first.metadata.offset < second.metadata.offset, "in order of arrival"
-            # The frozen broker is overdue after a second, and metadata then show the new leader.
+            # The frozen broker is overdue after a second, and the metadata then shows the new
+            # leader.
             assert first.settled_at - moved_at < 2.0
             filling.cancel()
             cluster.resume(frozen)

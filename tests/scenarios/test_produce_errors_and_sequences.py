@@ -521,7 +521,7 @@ async def test_f30_expired_in_flight_is_unknown_and_later_records_go_on(
     later = await history.submit_many(5, every=0.5)
     await history.settle()
     assert all(a.acked for a in later)
-    # Whether the lost batch was written is found out by sending the next sequence.
+    # The producer finds out whether the lost batch was written by sending the next sequence.
     history.check(refusals=True)
     assert {r.code for r in cluster.refusals} <= {Code.OUT_OF_ORDER_SEQUENCE_NUMBER}
 

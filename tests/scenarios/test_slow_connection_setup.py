@@ -27,7 +27,7 @@ async def test_versions_answered_after_the_setup_timeout_are_waited_for(
     start = now()
     await history.send()
     history.all_acked()
-    # Once for the bootstrap address, once for the broker.
+    # The setup takes this time once for the bootstrap address and once for the broker.
     assert now() - start < 30.0 + RECOVERY
     assert len(cluster.network.dials) == 2
 

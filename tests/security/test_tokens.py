@@ -626,7 +626,7 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping: Dr
         for number in range(1, 11):
             asking = asyncio.create_task(tokens.token())
             await until(partial(dripping.accepted_at_least, number))
-            # The thread of the request before has closed its connection, and may not have ended.
+            # The thread of the previous request has closed its connection, but may not have ended.
             await until(lambda: len(token_threads()) <= 1)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -144,8 +144,8 @@ def alerting_server(context: ssl.SSLContext) -> Iterator[int]:
             try:
                 tls.do_handshake()
             finally:
-                # The alert arrives for certain only if the socket is closed with nothing unread:
-                # otherwise the kernel resets the connection.
+                # Read everything before closing the socket: otherwise the kernel resets the
+                # connection, and the alert may be lost.
                 tls.shutdown(socket.SHUT_WR)
                 while tls.recv(1 << 16):
                     pass

@@ -102,8 +102,7 @@ class Log:
         payload: bytes | None = None,
     ) -> None:
         """Append a batch of records with these values; each value is also the key and a header. If
-        `payload` is given, it replaces the records unchanged, with a correct CRC.
-        """
+        `payload` is given, it is written unchanged instead of the records, with a correct CRC."""
         records = [
             PlainRecord(WHEN + number, f"k-{value}".encode(), value.encode(),
                         [("h", value.encode())])

@@ -140,7 +140,7 @@ def test_orphans_are_tasks_of_this_query_only(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("decided", "committed", "refused", "fenced"),
     [
-        # Three tasks, of which the last one was committed: its rows are in the others now.
+        # The last of three tasks was committed. Its rows are now in the other tasks.
         (Marker(7, 9, 9, 3), {"p.orders.2": Marker(7, 3, 3, 0)}, True, ["p.orders.2"]),
         (Marker(7, 9, 9, 3), {"p.orders.2": Marker(6, 3, 3, 0)}, False, ["p.orders.2"]),
         (Marker(7, 9, 9, 4), {}, False, ["p.orders.2", "p.orders.3"]),

@@ -275,7 +275,7 @@ def test_hash_refuses_buffers_that_are_too_small() -> None:
         RowHashes(1).fixed(None, 0, b"\0" * 8, 3)
     with pytest.raises(ValueError, match="validity"):
         RowHashes(9).fixed(b"\0", 0, b"\0" * 36, 4)
-    # Each of what is refused, with everything else as it should be.
+    # Each call has one wrong argument; all others are correct.
     with pytest.raises(ValueError, match="data buffer"):
         RowHashes(1).fixed(None, -1, b"\0" * 64, 4)
     elements = RowHashes(1)

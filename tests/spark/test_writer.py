@@ -73,7 +73,7 @@ class World:
             patch.setattr(module, "Producer", partial(Producer, environment=environment))
         for module in (driver_commit, transactional_task, preflight, orphans, audit_reader):
             patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
-        # The audit has no option for the kind of loop.
+        # Replace the function, because the audit has no option for the kind of loop.
         patch.setattr(audit_reader, "loop_thread", lambda: self.thread)
         patch.setattr(TaskContext, "_taskContext", None)
         patch.setattr(driver_commit, "_swept", {})

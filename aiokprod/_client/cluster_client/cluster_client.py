@@ -136,7 +136,7 @@ class ClusterClient:
                 snapshot: ClusterSnapshot = await self.metadata.wait_for_topic(
                     name, deadline=deadline
                 )
-            except AuthenticationError:  # by one broker; another one may respond
+            except AuthenticationError:  # one broker refused; another one may respond
                 await self._connected(None, deadline)
             else:
                 return snapshot.topics[name]

@@ -107,7 +107,7 @@ class AdmissionGate(Protocol):
 
 
 class IdentitySource(Protocol):
-    """Obtains the producer id, and has the errors and limits of requests that follow from it."""
+    """Obtains the producer id, and knows the errors and limits of requests that follow from it."""
 
     pending_failure: KafkaError | None
     """An error that fails all pending batches without ending the producer. The sender sets it to

@@ -60,7 +60,7 @@ def broker() -> Iterator[KafkaCluster]:
     if running:
         yield RunningBroker(running)
         return
-    # Some rows are older than a week: a slow test would find them deleted.
+    # No retention: some rows are older than a week, so a slow test would find them deleted.
     cluster = KafkaCluster(1, config={"log.retention.ms": "-1"})
     cluster.start_blocking()
     try:

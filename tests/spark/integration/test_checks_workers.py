@@ -147,7 +147,7 @@ def test_check_11_warm_stream_opens_no_new_connection(
     wait_for(lambda: batches_done(query) >= batch + 20, "20 more batches")
     new = connections(port) - before
     query.stop()
-    # Spark may hand a partition to a worker process that has not had one yet.
+    # Spark may assign a partition to a worker process that has not had one yet.
     assert len(new) <= 2, new
 
 

@@ -262,7 +262,7 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
             patch.setattr(transactional_task._Run, "_mark", die)
         else:
             patch.setattr("aiokprod._client.transactions.Transactions.prepare", die)
-        # What the iterator raises is Spark's own and goes through.
+        # An exception of the iterator is one of Spark and is raised unchanged.
         with pytest.raises(Crash if then else SinkError, match=point):
             query.task(1, 0, 3, then=then)
     replayed = query.run(1)  # Spark's next attempt

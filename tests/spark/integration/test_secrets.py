@@ -216,7 +216,7 @@ def test_check_05_what_spark_writes_shows_no_secret(
     found = [leak for name, text in texts.items() for leak in leaks(name, text)]
     assert not found, "\n".join(found[:5]) + f"\n{len(found)} in all"
 
-    # The search covered the texts that matter.
+    # Check that the search covered the texts in which secrets could occur.
     events = "".join(text for name, text in texts.items() if name.startswith("events"))
     assert events.count("SparkListenerSQLExecutionStart") >= 8
     assert "aiokprod" in events

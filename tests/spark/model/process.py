@@ -197,7 +197,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     """Let the modules of the sink use the network and the variables of the current process."""
 
     def made(factory: Any, config: Any) -> Any:
-        # Without a client id its number would depend on the seeds that ran before.
+        # Set a client id: the number in the default one would depend on the seeds that ran before.
         config = dataclasses.replace(config, client_id=config.client_id or "model")
         return factory(config, environment=_current.get().environment)
 

@@ -273,8 +273,8 @@ class Operator:
             else:
                 self.world.cluster.delete_topic(topic)
         if not any(self.world.cluster.transactions.committed_offsets.values()):
-            # Kafka has no marker that could refuse a checkpoint of another history: from now on,
-            # one checkpoint is used, and its copies.
+            # From now on only one checkpoint and its copies are used, because Kafka has no marker
+            # that could refuse a checkpoint of another history.
             self.abandoned += self.others
             self.others.clear()
             self.backups = [self.checkpoint.copy()]
