@@ -303,7 +303,7 @@ def judged_attempts(
                         await attempt.handle
                     attempt.result, attempt.settled_at = failure.value, now()
         load: Any = types.SimpleNamespace(attempts=attempts)
-        fate: Any = types.SimpleNamespace()
+        fate: Any = types.SimpleNamespace(incarnations=[])
         judge = Judge(plan, cluster, load, fate, wire, math.inf)
         for attempt in attempts:
             judge._check_tries(attempt)
@@ -375,7 +375,7 @@ def judged_timeout(heard_at: float, error: KafkaError = LATE) -> None:
     refusal = Sent(10.5, heard_at, 9, -1, int(Code.MESSAGE_TOO_LARGE), 0)
     wire: Any = types.SimpleNamespace(attempts=lambda value: [refusal])
     load: Any = types.SimpleNamespace(attempts=[attempt])
-    fate: Any = types.SimpleNamespace()
+    fate: Any = types.SimpleNamespace(incarnations=[])
     judge = Judge(plan_of(0), FakeCluster(), load, fate, wire, math.inf)
     judge._check_outcome(attempt, error)
 
@@ -533,7 +533,7 @@ def begins_rightly(
     cluster.late_beginnings.append(LateBeginning(12.0, "t", 0, batch))
     cluster.violations += violations * ["('t', 0): producer 7 begins at 1"]
     load: Any = types.SimpleNamespace(attempts=attempts, complaints=[])
-    fate: Any = types.SimpleNamespace()
+    fate: Any = types.SimpleNamespace(incarnations=[])
     judge = Judge(COPIES_PLAN, cluster, load, fate, wire, math.inf)
     judge.by_value = {attempt.value: attempt for attempt in attempts}
     try:
@@ -679,7 +679,8 @@ def test_seed_whose_clock_creeps_is_ended_by_its_passes(monkeypatch: pytest.Monk
 def test_healthy_seeds_stay_far_from_what_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "MOST_PASSES", run_module.MOST_PASSES // 10)
     monkeypatch.setattr(run_module, "LONGEST_S", run_module.LONGEST_S / 10)
-    for seed in range(24, 36):
+    unpaused = [seed for seed in range(24, 40) if "expiry" not in plan_of(seed).rare_faults]
+    for seed in unpaused[:12]:
         run_seed(seed)
 
 
