@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aiokprod._cli.settings import config_of, read_file
 from aiokprod._client.event_loops import new_event_loop
-from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -156,10 +155,15 @@ def config(options: Namespace) -> int:
     """`aiokprod config`: the settings as keyword arguments; remarks go to standard error."""
     from aiokprod._cli.translation import translated
 
-    result = translated(options.source, read_file(options.file))
+    given = read_file(options.file)
+    result = translated(options.source, given)
     for text in result.remarks:
         print(f"aiokprod: {text}", file=sys.stderr)
-    checked = ProducerConfig.from_mapping(result.settings)
+    checked = result.checked(given)
+    for text in result.problems:
+        print(f"aiokprod: {text}", file=sys.stderr)
+    if checked is None:
+        return USAGE
     print("Producer(")
     for name in sorted({key.strip().replace(".", "_") for key in result.settings}):
         print(f"    {name}={getattr(checked, name)!r},")
