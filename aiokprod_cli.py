@@ -74,7 +74,8 @@ def _produce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run = parser.add_argument_group("run")
     run.add_argument(
         "--keep-going", action="store_true",
-        help="read on after a record failed; default: stop, so that no record is sent after it",
+        help="skip malformed records, and read on after a record failed; default: stop, so that "
+        "no record is sent after it",
     )  # fmt: skip
     run.add_argument(
         "--drain", type=float, default=20.0, metavar="SECONDS",

@@ -13,6 +13,7 @@ from aiokprod._config.fields import (
     CODEC_CHOICE,
     INT64_MAX,
     LEVELS,
+    MISSING_SERVERS,
     Acks,
     Check,
     Choice,
@@ -327,7 +328,7 @@ class ProducerConfig:
                 value = settings[name].metadata["check"].parse(name, value)
             values[name] = value
         if "bootstrap_servers" not in values:
-            raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
+            raise ConfigError(MISSING_SERVERS)
         return cls(**values)
 
     def _against_idempotence(self) -> list[str]:

@@ -65,6 +65,9 @@ def test_every_command_prints_what_the_page_says(tmp_path: Path) -> None:
         assert cluster.records("orders")[:3] == [
             (b"7", b"paid"), (b"8", b"open"), (b"7", b'{"id": 7, "sum": 5}'),
         ]  # fmt: skip
+        assert cluster.records("people") == [
+            (b"Ada", b'{"name": "Ada", "age": "31"}'), (b"Bob", b'{"name": "Bob", "age": ""}'),
+        ]  # fmt: skip
 
 
 def test_the_report_after_a_signal_is_the_one_of_the_command() -> None:

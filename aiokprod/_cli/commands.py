@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aiokprod._cli.settings import config_of, read_file
 from aiokprod._client.event_loops import new_event_loop
-from aiokprod.config import ProducerConfig
 from aiokprod.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -55,7 +54,13 @@ def run(options: Namespace) -> int:
     try:
         return calls[options.command](options)
     except (KafkaError, KeyboardInterrupt) as error:
-        return failed(error)
+        code = failed(error)
+        if code == UNREACHABLE:
+            print(
+                "aiokprod: look for the reason with aiokprod check and the same -b, -F and -X",
+                file=sys.stderr,
+            )
+        return code
 
 
 def failed(error: KafkaError | KeyboardInterrupt) -> int:
@@ -83,6 +88,7 @@ def _on_loop(main: Coroutine[Any, Any, T]) -> T:
 
 def produce(options: Namespace) -> int:
     """`aiokprod produce`."""
+    from aiokprod._cli.first_contact import connected
     from aiokprod._cli.inputs import check as check_inputs
     from aiokprod._cli.produce import headers_of
     from aiokprod._cli.produce import produce as produce_records
@@ -93,26 +99,21 @@ def produce(options: Namespace) -> int:
     config = config_of(options, **settings)
 
     async def main() -> _Report:
-        producer = Producer[bytes, bytes](config)
-        try:
-            await producer.start()
-            await producer.partitions_for(options.topic)
-        except BaseException:
-            await producer.close(0)
-            raise
-        return await produce_records(options, producer)
+        return await produce_records(options, await connected(options, config))
 
     return _show(_on_loop(main()), options)
 
 
 def perf(options: Namespace) -> int:
     """`aiokprod perf`."""
-    from aiokprod._cli.perf import PerfRun
+    from aiokprod._cli.first_contact import connected
+    from aiokprod._cli.perf import PerfRun, check_options
 
+    check_options(options)
     config = config_of(options)
 
     async def main() -> _Report:
-        async with Producer[bytes, bytes](config) as producer:
+        async with await connected(options, config) as producer:
             return await PerfRun(options, producer).run()
 
     return _show(_on_loop(main()), options)
@@ -154,10 +155,15 @@ def config(options: Namespace) -> int:
     """`aiokprod config`: the settings as keyword arguments; remarks go to standard error."""
     from aiokprod._cli.translation import translated
 
-    result = translated(options.source, read_file(options.file))
+    given = read_file(options.file)
+    result = translated(options.source, given)
     for text in result.remarks:
         print(f"aiokprod: {text}", file=sys.stderr)
-    checked = ProducerConfig.from_mapping(result.settings)
+    checked = result.checked(given)
+    for text in result.problems:
+        print(f"aiokprod: {text}", file=sys.stderr)
+    if checked is None:
+        return USAGE
     print("Producer(")
     for name in sorted({key.strip().replace(".", "_") for key in result.settings}):
         print(f"    {name}={getattr(checked, name)!r},")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
@@ -19,8 +21,18 @@ ROWS: Final = 10_000
 """Rows of a block of CSV or Parquet."""
 
 
+SHOWN: Final = 10
+"""Malformed lines that are described one by one."""
+NAMED: Final = 20
+"""Columns that an error lists."""
+
+
 class InputError(Exception):
     """The input cannot be read or is not in the format; the text names the position."""
+
+
+class Malformed(Exception):
+    """One record is not in the format; those after it may be. The text does not contain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class Place:
 
     Attributes:
         file: name of the file, "-" for standard input.
-        records: number of records of this file before the position.
+        records: number of records of this file before the position; with jsonl, of lines.
         bytes: number of bytes of this file before the position; None for Parquet.
     """
 
@@ -39,14 +51,27 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """A malformed record that is not sent. `text` names its position and the reason."""
+
+    file: str
+    record: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Some records.
 
     Attributes:
         values, keys: columns for `send_many`; `keys` is None if no record has a key.
         table: for `send_table` instead.
-        count: number of records.
+        count: number of records, without malformed ones.
         end: where it ends.
+        numbers: number of each record in its file; None if they are consecutive up to `end`.
+        skipped_count: number of malformed records among them. If there are any, the block that was
+            before ends at the first of the file.
+        skipped: the first `SHOWN` of these.
     """
 
     count: int
@@ -54,6 +79,80 @@ class Block:
     values: list[bytes | None] | None = None
     keys: list[bytes | None] | None = None
     table: Any = None
+    numbers: Sequence[int] | None = None
+    skipped_count: int = 0
+    skipped: Sequence[Skipped] = ()
+
+
+class _Builder:
+    """Makes the blocks of one file from its records, and skips malformed ones with
+    `--keep-going`."""
+
+    def __init__(self, name: str, options: Namespace) -> None:
+        self._name = name
+        self._skips = options.keep_going
+        self._has_skipped = False
+        self._fixed = options.key.encode() if options.key is not None else None
+        self._with_keys = options.key is not None or options.key_delimiter or options.key_field
+        self._begin()
+
+    def _begin(self) -> None:
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] = []
+        self._numbers = array("Q")
+        self._skipped: list[Skipped] = []
+        self._skipped_count = 0
+
+    def __len__(self) -> int:
+        return len(self._values) + self._skipped_count
+
+    def add(self, number: int, value: bytes | None, key: bytes | None) -> None:
+        """Add a record."""
+        self._values.append(value)
+        self._keys.append(key if self._fixed is None else self._fixed)
+        self._numbers.append(number)
+
+    def malformed(self, number: int, where: str, reason: str, taken: int) -> Iterator[Block]:
+        """Skip a record, or refuse it: the records before it are a block then.
+
+        Args:
+            where: its position, as "line 7".
+            taken: bytes of the file before it.
+
+        Raises:
+            InputError: without `--keep-going`.
+        """
+        text = f"{self._name}, {where}: {reason}"
+        if not self._has_skipped:
+            yield from self.take(number - 1, taken)
+        if not self._skips:
+            raise InputError(f"{text}; --keep-going skips such records")
+        self._has_skipped = True
+        self._skipped_count += 1
+        if len(self._skipped) < SHOWN:
+            self._skipped.append(Skipped(self._name, number, text))
+
+    def take(self, total: int, taken: int) -> Iterator[Block]:
+        """The block of the records that were added; none if there are none.
+
+        Args:
+            total, taken: records and bytes of the file up to here.
+        """
+        count = len(self._values)
+        if not len(self):
+            return
+        gaps = count and (self._numbers[0] != total - count + 1)
+        block = Block(
+            count,
+            Place(self._name, total, taken),
+            self._values,
+            self._keys if self._with_keys else None,
+            numbers=self._numbers if gaps else None,
+            skipped_count=self._skipped_count,
+            skipped=self._skipped,
+        )
+        self._begin()
+        yield block
 
 
 def blocks(options: Namespace) -> Iterator[Block]:
@@ -114,28 +213,36 @@ def check(options: Namespace) -> None:
 
 def _lines(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
     end = options.delimiter.encode()
-    separator = options.key_delimiter.encode() if options.key_delimiter else None
+    if options.key_delimiter:
+        yield from _keyed_lines(name, file, end, options)
+        return
     fixed = options.key.encode() if options.key is not None else None
     total = position = 0
     for lines, size in _split(file, end):
-        values: list[bytes | None] = list(lines)
-        keys: list[bytes | None] | None = None
-        if separator is not None:
-            keys = []
-            for number, line in enumerate(lines):
-                key, found, value = line.partition(separator)
-                if not found:
-                    raise InputError(
-                        f"{name}, record {total + number + 1}: no key delimiter "
-                        f"{options.key_delimiter!r}"
-                    )
-                keys.append(key)
-                values[number] = value
-        elif fixed is not None:
-            keys = [fixed] * len(values)
-        total += len(values)
+        values = _nulls(list(lines), options)
+        keys: list[bytes | None] | None = [fixed] * len(lines) if fixed is not None else None
+        total += len(lines)
         position += size
-        yield Block(len(values), Place(name, total, position), _nulls(values, options), keys)
+        yield Block(len(lines), Place(name, total, position), values, keys)
+
+
+def _keyed_lines(name: str, file: BinaryIO, end: bytes, options: Namespace) -> Iterator[Block]:
+    separator = options.key_delimiter.encode()
+    builder = _Builder(name, options)
+    total = position = 0
+    for lines, size in _split(file, end):
+        after = position + size
+        for line in lines:
+            total += 1
+            key, found, value = line.partition(separator)
+            if found:
+                builder.add(total, value or None if options.null else value, key)
+            else:
+                reason = f"no key delimiter {options.key_delimiter!r}"
+                yield from builder.malformed(total, f"record {total}", reason, position)
+            position += len(line) + len(end)
+        position = after  # the last line may lack `end`
+        yield from builder.take(total, position)
 
 
 def _split(file: BinaryIO, end: bytes) -> Iterator[tuple[list[bytes], int]]:
@@ -164,98 +271,161 @@ def _raw(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 def _jsonl(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
     """Check every line and send it unchanged."""
+    builder = _Builder(name, options)
     total = position = 0
-    fixed = options.key.encode() if options.key is not None else None
     for lines, size in _split(file, b"\n"):
-        values: list[bytes | None] = []
-        keys: list[bytes | None] = []
-        for number, line in enumerate(lines):
-            if not line.strip():
-                continue
-            try:
-                document = json.loads(line)
-            except ValueError:
-                raise InputError(f"{name}, line {total + number + 1}: not JSON") from None
-            values.append(line.rstrip(b"\r"))
-            keys.append(
-                fixed
-                if options.key_field is None
-                else _field(document, options.key_field, f"{name}, line {total + number + 1}")
-            )
-        total += len(lines)
-        position += size
-        if values:
-            with_keys = keys if fixed is not None or options.key_field else None
-            yield Block(len(values), Place(name, total, position), values, with_keys)
+        after = position + size
+        for line in lines:
+            total += 1
+            if line.strip():
+                try:
+                    key = _json_key(line, options.key_field)
+                except Malformed as error:
+                    yield from builder.malformed(total, f"line {total}", str(error), position)
+                else:
+                    builder.add(total, line.rstrip(b"\r"), key)
+            position += len(line) + 1
+        position = after  # the last line may lack the line break
+        yield from builder.take(total, position)
 
 
-def _field(document: Any, field: str, place: str) -> bytes | None:
-    if not isinstance(document, dict) or field not in document:
-        raise InputError(f"{place}: no field {field!r}")
+def _json_key(line: bytes, field: str | None) -> bytes | None:
+    """Check that a line is a JSON document; its key.
+
+    Raises:
+        Malformed: it is not, or has no such field.
+    """
+    try:
+        document = json.loads(line)
+    except json.JSONDecodeError as error:
+        # What follows a colon may be quoted from the document.
+        reason = error.msg.partition(": ")[0].removesuffix(" starting at").removesuffix(" at")
+        raise Malformed(f"not JSON, column {error.pos + 1}: {reason}") from None
+    except UnicodeDecodeError as error:
+        raise Malformed(f"not UTF-8, byte {error.start + 1} of the line") from None
+    except RecursionError:
+        raise Malformed("not checked: objects or arrays are nested too deeply") from None
+    except ValueError:
+        raise Malformed("not checked: a number has too many digits") from None
+    if field is None:
+        return None
+    if not isinstance(document, dict):
+        raise Malformed(f"no field {field!r}: it is not a JSON object")
+    if field not in document:
+        raise Malformed(f"no field {field!r}")
     value = document[field]
     if value is None:
         return None
-    return (value if isinstance(value, str) else json.dumps(value)).encode()
+    try:
+        return (value if isinstance(value, str) else json.dumps(value)).encode()
+    except UnicodeEncodeError:
+        raise Malformed(f"field {field!r} is not valid Unicode") from None
 
 
 def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
     """A JSON object for each row, with the names of the first row."""
-    counted = _Counted(file)
-    text = io.TextIOWrapper(counted, encoding="utf-8-sig", newline="")  # type: ignore[type-var]
-    fixed = options.key.encode() if options.key is not None else None
-    rows = csv.DictReader(text, strict=True)
-    values: list[bytes | None] = []
-    keys: list[bytes | None] = []
+    lines = _Lines(file)
+    rows = csv.reader(lines, strict=True)
+    builder = _Builder(name, options)
     total = 0
-    try:
-        for row in rows:
-            if None in row or None in row.values():
-                raise InputError(
-                    f"{name}, line {rows.line_num}: another number of fields than the first row"
-                )
-            values.append(json.dumps(row, ensure_ascii=False).encode())
-            place = f"{name}, line {rows.line_num}"
-            keys.append(
-                fixed if options.key_field is None else _field(row, options.key_field, place)
-            )
+    columns = _columns(name, rows, options)
+    field = options.key_field
+    at = {column: index for index, column in enumerate(columns)}
+    while columns:
+        before, line = lines.taken, rows.line_num
+        try:
+            row = next(rows, None)
+            if row is None:
+                break
+            if not row:
+                continue
+            value = _object(columns, row)
+        except (csv.Error, Malformed) as error:
             total += 1
-            if len(values) >= ROWS:
-                yield _rows(name, values, keys, total, counted.taken, options)
-                values, keys = [], []
-    except (csv.Error, UnicodeDecodeError) as error:
+            where = f"line {rows.line_num}"
+            if rows.line_num > line + 1:
+                where = f"lines {line + 1} to {rows.line_num}"
+            yield from builder.malformed(total, where, str(error), before)
+        else:
+            total += 1
+            builder.add(total, value, None if field is None else row[at[field]].encode())
+        if len(builder) >= ROWS:
+            yield from builder.take(total, lines.taken)
+    yield from builder.take(total, lines.taken)
+
+
+def _columns(name: str, rows: Any, options: Namespace) -> list[str]:
+    """The first row; empty if there is none."""
+    try:
+        columns: list[str] = next((row for row in rows if row), [])
+        "".join(columns).encode()
+    except csv.Error as error:
         raise InputError(f"{name}, line {rows.line_num}: {error}") from None
-    finally:
-        text.detach()
-    if values:
-        yield _rows(name, values, keys, total, counted.taken, options)
+    except UnicodeEncodeError:
+        raise InputError(f"{name}, line {rows.line_num}: not UTF-8") from None
+    field = options.key_field
+    if columns and field is not None and field not in columns:
+        listed = ", ".join(map(repr, columns[:NAMED])) + (", ..." if columns[NAMED:] else "")
+        raise InputError(
+            f"{name}, line {rows.line_num}: no column {field!r}: the columns are {listed}"
+        )
+    return columns
 
 
-def _rows(
-    name: str,
-    values: list[bytes | None],
-    keys: list[bytes | None],
-    total: int,
-    taken: int,
-    options: Namespace,
-) -> Block:
-    with_keys = keys if options.key is not None or options.key_field else None
-    return Block(len(values), Place(name, total, taken), values, with_keys)
+def _object(columns: list[str], row: list[str]) -> bytes:
+    if len(row) != len(columns):
+        fields = "1 field" if len(row) == 1 else f"{len(row)} fields"
+        raise Malformed(f"{fields}, the first row has {len(columns)}")
+    try:
+        return json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Malformed("not UTF-8") from None
 
 
-class _Counted(io.RawIOBase):
-    """Counts the bytes that were read. They may include one buffer of bytes that are not used
-    yet."""
+class _Lines:
+    """The lines of a file as text; bytes that are not UTF-8 become surrogates.
+
+    Attributes:
+        taken: bytes of the lines that were returned.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = _Readable(file)
+        self._text = io.TextIOWrapper(
+            self._file,  # type: ignore[type-var]
+            encoding="utf-8-sig",
+            errors="surrogateescape",
+            newline="",
+        )
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline()
+        if not line:
+            raise StopIteration
+        if not self.taken and self._file.head == codecs.BOM_UTF8:
+            self.taken = len(codecs.BOM_UTF8)
+        self.taken += len(line if line.isascii() else line.encode(errors="surrogateescape"))
+        return line
+
+
+class _Readable(io.RawIOBase):
+    """Reads a file, and remembers its first three bytes. Closing it does not close the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.taken = 0
+        self.head = b""
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
-        self.taken += len(data)
+        if len(self.head) < 3:
+            self.head = (self.head + data)[:3]
         return data
 
     def read1(self, size: int = -1) -> bytes:

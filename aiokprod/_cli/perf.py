@@ -71,12 +71,20 @@ class PerfReport:
         )
 
 
+def check_options(options: Namespace) -> None:
+    """Check the numbers.
+
+    Raises:
+        ConfigError: one is impossible.
+    """
+    if options.size < 0 or options.duration <= 0 or options.rate < 0:
+        raise ConfigError("--size and --rate must be 0 or more, --duration above 0")
+
+
 class PerfRun:
     """One measurement."""
 
     def __init__(self, options: Namespace, producer: Producer[bytes, bytes]) -> None:
-        if options.size < 0 or options.duration <= 0 or options.rate < 0:
-            raise ConfigError("--size and --rate must be 0 or more, --duration above 0")
         self._options = options
         self._producer = producer
         self._latency = Histogram()

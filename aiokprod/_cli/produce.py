@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from aiokprod._cli.inputs import Block, InputError, Place, blocks
+from aiokprod._cli.inputs import SHOWN, Block, InputError, Place, Skipped, blocks
 from aiokprod._cli.outcomes import describe
 from aiokprod._cli.progress import ProgressLine
 from aiokprod._client.bulk_result import BulkProgress, BulkResult
@@ -44,6 +44,8 @@ class ProduceReport:
         complete_to: the last position up to which every record is acknowledged; None if there is
             none.
         errors: positions and errors of the first failed records.
+        skipped_count: number of malformed records in the input, which were not sent.
+        skipped: the first of them.
         problem: why the input was not read to its end; None if it was.
         interrupted: the signal that ended the run, or None.
     """
@@ -54,13 +56,16 @@ class ProduceReport:
     seconds: float = 0.0
     complete_to: Place | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
+    skipped_count: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
     problem: str | None = None
     interrupted: str | None = None
 
     @property
     def ok(self) -> bool:
         """True if every record of the whole input was acknowledged."""
-        return not self.failed and self.problem is None and self.interrupted is None
+        complete = self.problem is None and self.interrupted is None
+        return complete and not self.failed and not self.skipped_count
 
     def as_dict(self) -> dict[str, Any]:
         """For `--report json`."""
@@ -74,6 +79,13 @@ class ProduceReport:
             if place is None
             else {"file": place.file, "record": place.records, "byte": place.bytes},
             "errors": self.errors,
+            "skipped": {
+                "count": self.skipped_count,
+                "first": [
+                    {"file": each.file, "record": each.record, "text": each.text}
+                    for each in self.skipped
+                ],
+            },
             "problem": self.problem,
             "interrupted": self.interrupted,
         }
@@ -93,6 +105,12 @@ class ProduceReport:
                 yield f"  {error['file']}, record {error['record']}: {error['text']}"
             if sum(self.failed.values()) > len(self.errors) > 0:
                 yield "  ..."
+            if self.skipped_count:
+                yield f"{self.skipped_count:,} skipped, not in the log: they are malformed"
+                for each in self.skipped:
+                    yield f"  {each.text}"
+                if self.skipped_count > len(self.skipped):
+                    yield "  ..."
             if self.problem:
                 yield self.problem
             if self.interrupted:
@@ -100,8 +118,18 @@ class ProduceReport:
             yield (
                 f"everything up to record {place.records:,} of {place.file} is in the log"
                 if place
-                else "no prefix of the input is known to be in the log"
+                else self._without_prefix()
             )
+
+    def _without_prefix(self) -> str:
+        if self.acknowledged:
+            return (
+                "the first record of the input is not among the acknowledged ones: there is no "
+                "record up to which everything is in the log"
+            )
+        if self.failed["unknown"]:
+            return "no record of the input is known to be in the log"
+        return "no record of the input is in the log"
 
 
 _MEANING: Final = {
@@ -214,7 +242,9 @@ class ProduceRun:
                 taken = taking.result()
                 if not taken:
                     break
-                await self._send(taken)
+                if any(block.count for block in taken):
+                    await self._send(taken)
+                self._count_skipped(taken)
                 report.seconds = time.monotonic() - began
                 line.show(report.acknowledged, report.bytes)
                 if report.failed and not (self._options.keep_going or self._stop.is_set()):
@@ -239,9 +269,8 @@ class ProduceRun:
                 raise
             result = await self._drained(progress)
         except KafkaError as error:
-            first = taken[0].end
             self.report.failed[error.outcome.value] += sum(block.count for block in taken)
-            self._note(Place(first.file, first.records - taken[0].count + 1, None), error)
+            self._note(place_of(taken, 0), error)
             return
         finally:
             self._call = None
@@ -293,9 +322,19 @@ class ProduceRun:
         for position, error in list(errors.items())[: SHOWN_ERRORS - len(report.errors)]:
             self._note(place_of(taken, position), error)
         good = min(errors, default=settled)
+        for index, block in enumerate(taken):
+            if block.skipped_count:
+                good = min(good, sum(before.count for before in taken[:index]))
+                break
         is_prefix = not report.failed or sum(report.failed.values()) == len(errors)
-        if good and is_prefix:
+        if good and is_prefix and not report.skipped_count:
             report.complete_to = place_of(taken, good - 1)
+
+    def _count_skipped(self, taken: Sequence[Block]) -> None:
+        report = self.report
+        for block in taken:
+            report.skipped_count += block.skipped_count
+            report.skipped += block.skipped[: SHOWN - len(report.skipped)]
 
     def _note(self, place: Place, error: KafkaError) -> None:
         self.report.errors.append({"file": place.file, "record": place.records, **describe(error)})
@@ -306,7 +345,10 @@ def place_of(taken: Sequence[Block], position: int) -> Place:
     block."""
     for block in taken:
         if position < block.count:
-            number = block.end.records - block.count + position + 1
+            if block.numbers is not None:
+                number = block.numbers[position]
+            else:
+                number = block.end.records - block.count + position + 1
             ends = position == block.count - 1
             return Place(block.end.file, number, block.end.bytes if ends else None)
         position -= block.count

@@ -63,6 +63,19 @@ def config_of(options: Namespace, **more: Any) -> ProducerConfig:
     Raises:
         ConfigError: a setting is unknown or invalid, or there are no bootstrap servers.
     """
+    mapping = mapping_of(options, **more)
+    if not {"bootstrap.servers", "bootstrap_servers"} & mapping.keys():
+        raise ConfigError("no brokers: give -b HOST:PORT, or bootstrap.servers in the file of -F")
+    return ProducerConfig.from_mapping(mapping)
+
+
+def is_given(options: Namespace, name: str) -> bool:
+    """Whether the options of a command have a setting, in the file or by `-X`."""
+    return bool({name, name.replace("_", ".")} & mapping_of(options).keys())
+
+
+def mapping_of(options: Namespace, **more: Any) -> dict[str, Any]:
+    """The settings for the options of a command, by their names as given; see `config_of`."""
     mapping: dict[str, Any] = read_file(options.config) if options.config else {}
     given = dict(more)
     for text in options.set:
@@ -76,6 +89,4 @@ def config_of(options: Namespace, **more: Any) -> ProducerConfig:
         for spelling in (name, name.replace("_", "."), name.replace(".", "_")):
             mapping.pop(spelling, None)
         mapping[name] = value
-    if not {"bootstrap.servers", "bootstrap_servers"} & mapping.keys():
-        raise ConfigError("no brokers: give -b HOST:PORT, or bootstrap.servers in the file of -F")
-    return ProducerConfig.from_mapping(mapping)
+    return mapping

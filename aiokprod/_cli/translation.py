@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aiokprod._config.fields import MISSING_SERVERS, unknown_key
 from aiokprod._config.foreign_names import KAFKA_PYTHON, VALUES, dotted
+from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 
 _NUMBERS: Final = ("_ms", "_size")
@@ -20,11 +24,44 @@ class Translation:
         settings: for `ProducerConfig.from_mapping`.
         arguments: other arguments of `Producer`, as Python text.
         remarks: settings without effect, and differences in behaviour.
+        problems: settings that are refused, with the reasons. `settings` is incomplete then.
     """
 
     settings: dict[str, Any] = field(repr=False)
     arguments: dict[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    problems: list[str] = field(default_factory=list)
+
+    def checked(self, given: Iterable[str]) -> ProducerConfig | None:
+        """The configuration. None if there are problems: `problems` then has those of every single
+        setting too.
+
+        Args:
+            given: the names in the file. Problems show these, not aiokprod's spelling.
+
+        Raises:
+            ConfigError: settings contradict each other.
+        """
+        checks = {one.name: one.metadata["check"] for one in dataclasses.fields(ProducerConfig)}
+        spelled = {key.strip().replace(".", "_"): key.strip() for key in given}
+        names = {key: key.strip().replace(".", "_") for key in self.settings}
+        for key, value in self.settings.items():
+            name = names[key]
+            shown = spelled.get(name, name)
+            if any(text.startswith(f"{shown}=") for text in self.problems):
+                continue
+            try:
+                if name not in checks:
+                    raise unknown_key(shown, checks)
+                parsed = checks[name].parse(shown, value) if isinstance(value, str) else value
+                checks[name].validate(shown, parsed)
+            except ConfigError as error:
+                self.problems.append(str(error))
+        if self.problems:
+            if "bootstrap_servers" not in names.values():
+                self.problems.append(MISSING_SERVERS)
+            return None
+        return ProducerConfig.from_mapping(self.settings)
 
 
 def translated(source: str, mapping: dict[str, Any]) -> Translation:
@@ -34,7 +71,8 @@ def translated(source: str, mapping: dict[str, Any]) -> Translation:
         source: "java", "librdkafka", "aiokafka" or "kafka-python".
 
     Raises:
-        ConfigError: a setting is refused or invalid; the error text contains the reason.
+        ConfigError: a setting is refused or invalid; the error text contains the reason. Settings
+            of librdkafka that are refused are `problems` instead.
     """
     if source == "librdkafka":
         return _librdkafka(mapping)
@@ -48,14 +86,16 @@ def translated(source: str, mapping: dict[str, Any]) -> Translation:
 def _librdkafka(mapping: dict[str, Any]) -> Translation:
     from aiokprod._compat.librdkafka_settings import translate
 
-    found = translate(mapping)
+    problems: list[str] = []
+    found = translate(mapping, problems)
     arguments = {}
     if found.partitioner is not None:
         arguments["partitioner"] = f"{type(found.partitioner).__name__}()"
     remarks = tuple(f"no effect: {text}" for text in found.without_effect)
+    remarks += tuple(f"added: {text}" for text in found.derived)
     if "sasl_token_provider" in found.settings:
         remarks += ("sasl_token_provider: pass OidcTokens(url, client_id, client_secret)",)
-    return Translation(found.settings, arguments, remarks)
+    return Translation(found.settings, arguments, remarks, problems)
 
 
 def _aiokafka(mapping: dict[str, Any]) -> Translation:

@@ -7,7 +7,7 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from aiokprod._config.fields import unknown_key
+from aiokprod._config.fields import MISSING_SERVERS, unknown_key
 from aiokprod._core.callbacks import is_plain_callable
 from aiokprod._net.dialer import TcpDialer
 from aiokprod._redaction import redacted
@@ -47,7 +47,7 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
             if name not in known:
                 raise unknown_key(name, known)
         if "bootstrap_servers" not in given:
-            raise ConfigError('bootstrap_servers is missing: name at least one "host:port"')
+            raise ConfigError(MISSING_SERVERS)
         return ProducerConfig(**given)
     if not isinstance(config, ProducerConfig):
         raise ConfigError(

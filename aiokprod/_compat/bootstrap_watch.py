@@ -53,12 +53,12 @@ class BootstrapWatch(Observer):
         if self._changed is not None:
             self._changed.set()
 
-    async def wait(self, timeout: float) -> KafkaError | None:
+    async def wait(self, timeout: float | None) -> KafkaError | None:
         """Wait until there is metadata or `give_up` was called (None), or every bootstrap server
         has failed once. One call at a time.
 
         Args:
-            timeout: seconds.
+            timeout: seconds; None for no limit.
 
         Returns:
             The error of the last server that failed.

@@ -7,15 +7,18 @@ docs/migration/confluent-kafka.md use it. The fields for settings with another n
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from aiokprod._config.fields import LEVELS
 from aiokprod._config.foreign_names import LIBRDKAFKA
 from aiokprod._redaction import redacted
+from aiokprod.config import ProducerConfig
 from aiokprod.errors import ConfigError
 from aiokprod.partitioners import AnyPartitioner, ConsistentRandomPartitioner
 from aiokprod.security import OidcTokens, Secret
@@ -38,8 +41,8 @@ class Key:
         setting: the setting of aiokprod; "" if there is none.
         note: the difference, or the reason why the setting has no effect or is refused.
         convert: the value for `setting`; None keeps it.
-        accepted: values of a refused setting, in lower case, that are accepted because they
-            describe what aiokprod does anyway.
+        accepted: values, in lower case, that are accepted without a remark because they describe
+            what aiokprod does anyway; of settings that are refused or have no effect.
     """
 
     support: Support
@@ -104,8 +107,8 @@ def _translated(note: str = "", convert: Callable[[str, Any], Any] | None = None
     return Key(Support.TRANSLATED, note=note, convert=convert)
 
 
-def _no_effect(note: str) -> Key:
-    return Key(Support.WITHOUT_EFFECT, note=note)
+def _no_effect(note: str, *accepted: str) -> Key:
+    return Key(Support.WITHOUT_EFFECT, note=note, accepted=accepted)
 
 
 def _refused(note: str, *accepted: str) -> Key:
@@ -167,7 +170,7 @@ _ROWS: Final[dict[str, Key]] = {
     "topic.metadata.propagation.max.ms": _no_effect("max_block_ms limits the wait for a topic"),
     "topic.blacklist": _refused("only topics in use are requested; leave it out"),
     "allow.auto.create.topics": _same(),
-    "client.rack": _refused("partitions are not chosen by rack"),
+    "client.rack": _no_effect("partitions are not chosen by rack"),
     "api.version.request": _refused(_VERSIONS, "true"),
     "api.version.request.timeout.ms": _no_effect(_VERSIONS),
     "api.version.fallback.ms": _no_effect(_VERSIONS),
@@ -280,11 +283,13 @@ _ROWS: Final[dict[str, Key]] = {
     "log.thread.name": _no_effect(_LOGGING),
     "log.connection.close": _no_effect(_LOGGING),
     "debug": _no_effect(_LOGGING),
-    "statistics.interval.ms": _refused("call Producer.metrics() when you need them", "0"),
-    "enabled_events": _refused(_CALLBACK, "0"),
+    "statistics.interval.ms": _no_effect(
+        "no statistics are emitted: call Producer.metrics() when you need them", "0"
+    ),
+    "enabled_events": _no_effect(_CALLBACK, "0"),
     "enable.random.seed": _no_effect("random numbers are Python's"),
     "internal.termination.signal": _no_effect("there is no thread to end"),
-    "builtin.features": _refused("read-only in librdkafka; leave it out"),
+    "builtin.features": _no_effect("read-only in librdkafka"),
     "plugin.library.paths": _refused("libraries of librdkafka cannot be loaded"),
     "interceptors": _refused("Producer takes interceptors=[...]"),
     "default_topic_conf": _refused("write the settings of topics beside the others"),
@@ -307,6 +312,7 @@ _PYTHON_KEYS: Final[dict[str, Key]] = {
     "default.topic.config": _refused("write the settings of topics beside the others"),
 }
 """Settings that confluent-kafka-python adds."""
+SETTINGS: Final = frozenset(setting.name for setting in dataclasses.fields(ProducerConfig))
 
 _PARTITIONERS: Final = ("consistent_random", "murmur2_random", "random")
 _OIDC_KEYS: Final = {
@@ -327,11 +333,13 @@ class LibrdkafkaSettings:
         settings: for `ProducerConfig.from_mapping`.
         partitioner: the argument of `Producer`; None is Java's partitioner.
         without_effect: "name: reason" of settings that are accepted but have no effect.
+        derived: "name=value: reason" of settings that follow from others.
     """
 
     settings: dict[str, Any] = field(repr=False)
     partitioner: AnyPartitioner | None
     without_effect: tuple[str, ...]
+    derived: tuple[str, ...] = ()
 
 
 def _text(value: Any) -> str:
@@ -339,17 +347,43 @@ def _text(value: Any) -> str:
 
 
 @redacted(ConfigError)
-def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
+def translate(given: Mapping[str, Any], problems: list[str] | None = None) -> LibrdkafkaSettings:
     """Translate a configuration of librdkafka to settings of aiokprod.
 
     Settings that are not given have aiokprod's defaults, except for the partitioner: its default is
     librdkafka's, so that keys stay in their partitions.
 
+    Args:
+        problems: gets the texts of all errors, instead of a `ConfigError`. The result is then
+            incomplete.
+
     Raises:
-        ConfigError: a setting is refused (the error text contains the reason), is given under two
-            names, or has an invalid value. Unknown names are kept, for
+        ConfigError: settings are refused (the error text contains the reasons), are given under two
+            names, or have an invalid value. Unknown names are kept, for
             `ProducerConfig.from_mapping` to reject with the most similar name.
     """
+    found: list[str] = []
+    result = _settings_of(given, found)
+    if problems is not None:
+        problems += found
+    elif len(found) == 1:
+        raise ConfigError(found[0])
+    elif found:
+        numbered = (f"({number}) {text}" for number, text in enumerate(found, 1))
+        raise ConfigError(f"{len(found)} settings cannot be translated: {'; '.join(numbered)}")
+    return result
+
+
+def _refusal(name: str, key: Key) -> str:
+    text = f"{name!r} is not supported: {key.note}"
+    if "leave it out" not in key.note:
+        text += "; remove it"
+    if key.accepted:
+        text += f", or set it to {key.accepted[0]}"
+    return text
+
+
+def _settings_of(given: Mapping[str, Any], problems: list[str]) -> LibrdkafkaSettings:
     settings: dict[str, Any] = {}
     origin: dict[str, str] = {}
     without_effect: list[str] = []
@@ -358,10 +392,11 @@ def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
         key = KEYS.get(name) or _PYTHON_KEYS.get(name)
         if key is not None and key.support is Support.REFUSED:
             if _text(value) not in key.accepted:
-                raise ConfigError(f"{name!r} is not supported: {key.note}")
+                problems.append(_refusal(name, key))
             continue
         if key is not None and key.support is Support.WITHOUT_EFFECT:
-            without_effect.append(f"{name}: {key.note}")
+            if _text(value) not in key.accepted:
+                without_effect.append(f"{name}: {key.note}")
             continue
         if name in _OIDC_KEYS or name in (
             "partitioner", "compression.level", "sasl.oauthbearer.method"
@@ -370,17 +405,37 @@ def translate(given: Mapping[str, Any]) -> LibrdkafkaSettings:
             continue
         ours = (key.setting if key is not None else "") or str(name).replace(".", "_")
         if ours in origin:
-            raise ConfigError(f"{name!r} and {origin[ours]!r} are the same setting: remove one")
+            problems.append(f"{name!r} and {origin[ours]!r} are the same setting: remove one")
+            continue
         origin[ours] = name
-        settings[ours] = value if key is None or key.convert is None else key.convert(name, value)
+        if key is None and ours not in SETTINGS:
+            ours = name
+        with _collected(problems):
+            convert = None if key is None else key.convert
+            settings[ours] = value if convert is None else convert(name, value)
     if isinstance(settings.get("bootstrap_servers"), str):
         settings["bootstrap_servers"] = _with_ports(settings["bootstrap_servers"])
-    _level(special.pop("compression.level", None), settings)
-    partitioner = _partitioner(special.pop("partitioner", _PARTITIONERS[0]), settings)
-    _oidc(special, settings)
-    _cleartext(settings)
-    _request_timeout(settings)
-    return LibrdkafkaSettings(settings, partitioner, tuple(without_effect))
+    partitioner: AnyPartitioner | None = None
+    derived: list[str] = []
+    with _collected(problems):
+        _level(special.pop("compression.level", None), settings)
+    with _collected(problems):
+        partitioner = _partitioner(special.pop("partitioner", _PARTITIONERS[0]), settings)
+    with _collected(problems):
+        _oidc(special, settings)
+    _cleartext(settings, derived)
+    with _collected(problems):
+        _request_timeout(settings, derived)
+    return LibrdkafkaSettings(settings, partitioner, tuple(without_effect), tuple(derived))
+
+
+@contextlib.contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    """Add the text of a `ConfigError` to `problems`."""
+    try:
+        yield
+    except ConfigError as error:
+        problems.append(str(error))
 
 
 def _with_ports(servers: str) -> list[str]:
@@ -411,7 +466,7 @@ def _partitioner(name: Any, settings: dict[str, Any]) -> AnyPartitioner | None:
     )
 
 
-def _request_timeout(settings: dict[str, Any]) -> None:
+def _request_timeout(settings: dict[str, Any], derived: list[str]) -> None:
     """librdkafka shortens the timeout of a request to what is left of message.timeout.ms."""
     delivery = settings.get("delivery_timeout_ms")
     if delivery is None:
@@ -421,6 +476,10 @@ def _request_timeout(settings: dict[str, Any]) -> None:
     left = _number("message.timeout.ms", delivery) - linger
     if 0 < left < request:
         settings["request_timeout_ms"] = left
+        derived.append(
+            f"request_timeout_ms={left}: message.timeout.ms without linger.ms, because a request "
+            f"has no more time than its records, as in librdkafka; otherwise it would be {request}"
+        )
 
 
 def _oidc(special: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -448,12 +507,17 @@ def _oidc(special: dict[str, Any], settings: dict[str, Any]) -> None:
     )
 
 
-def _cleartext(settings: dict[str, Any]) -> None:
+def _cleartext(settings: dict[str, Any], derived: list[str]) -> None:
     """Allow PLAIN and OAUTHBEARER without TLS, like librdkafka."""
-    if _text(settings.get("security_protocol", "")) == "sasl_plaintext" and _text(
-        settings.get("sasl_mechanism", "")
-    ) in ("plain", "oauthbearer"):
-        settings.setdefault("sasl_allow_cleartext", True)
+    if (
+        _text(settings.get("security_protocol", "")) == "sasl_plaintext"
+        and _text(settings.get("sasl_mechanism", "")) in ("plain", "oauthbearer")
+        and "sasl_allow_cleartext" not in settings
+    ):
+        settings["sasl_allow_cleartext"] = True
+        derived.append(
+            "sasl_allow_cleartext=True: credentials are sent without encryption, as in librdkafka"
+        )
 
 
 def rows() -> list[str]:
@@ -461,7 +525,7 @@ def rows() -> list[str]:
     made = []
     for name, key in {**KEYS, **_PYTHON_KEYS}.items():
         note = key.note
-        if key.accepted:
+        if key.accepted and key.support is Support.REFUSED:
             note += f"; `{key.accepted[0]}` is accepted"
         ours = key.setting or (name.replace(".", "_") if key.support is Support.SAME else "")
         made.append(f"| `{name}` | {key.support.value} | {f'`{ours}`' if ours else ''} | {note} |")

@@ -17,6 +17,9 @@ INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 
 
+MISSING_SERVERS: Final = 'bootstrap_servers is missing: name at least one "host:port"'
+
+
 class DefaultInt(int):
     """A default value: if it conflicts with another setting, it is changed with a warning."""
 

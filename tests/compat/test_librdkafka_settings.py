@@ -48,7 +48,10 @@ def test_an_entry_is_complete(name: str) -> None:
     if key.support is Support.REFUSED:
         with pytest.raises(ConfigError) as raised:
             translate({**SERVERS, name: "hunter2"})
-        assert str(raised.value) == f"{name!r} is not supported: {key.note}"
+        text = str(raised.value)
+        assert text.startswith(f"{name!r} is not supported: {key.note}")
+        assert "leave it out" in text or "; remove it" in text
+        assert all(value in text for value in key.accepted)
         for value in key.accepted:
             assert translate({**SERVERS, name: value}).settings.keys() == {"bootstrap_servers"}
 
@@ -223,6 +226,19 @@ def test_what_cannot_be_translated_is_an_error(given: dict[str, Any], text: str)
 def test_an_unknown_setting_is_refused_by_the_configuration(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         ProducerConfig.from_mapping(translate({**SERVERS, name: "1"}).settings)
+
+
+def test_one_error_has_all_problems_and_no_secret() -> None:
+    given = {**SERVERS, "plugin.library.paths": "x", "interceptors": [], "linger.ms": "soon"}
+    with pytest.raises(ConfigError) as raised:
+        translate({**given, "sasl.password": "hunter2"})
+    assert str(raised.value) == (
+        "3 settings cannot be translated: "
+        "(1) 'plugin.library.paths' is not supported: libraries of librdkafka cannot be loaded; "
+        "remove it; "
+        "(2) 'interceptors' is not supported: Producer takes interceptors=[...]; remove it; "
+        "(3) linger.ms='soon': must be a number of milliseconds"
+    )
 
 
 def test_the_table_of_the_docs_is_that_of_the_code() -> None:
