@@ -808,6 +808,8 @@ async def test_error_text_names_partition_broker_attempts_time_and_mend() -> Non
     text = str(error_of(delivery))
     for part in ("t-0", "broker 1", "attempt 1", "0.250 s", "ask ops", "grant Write", "not in the"):
         assert part in text
+    assert text.count("grant") == 1
+    assert "ACL" not in text
 
 
 # -- new leaders named by the answer --------------------------------------------------------------
