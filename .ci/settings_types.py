@@ -47,14 +47,17 @@ from aiokprod._security.token_provider import TokenProvider
 from aiokprod.topic_profiles import TopicProfile
 
 
-class OptionalSettings(TypedDict, total=False):
-    """All settings except `bootstrap_servers`."""
+class ProducerSettings(TypedDict, total=False):
+    """The settings of `Producer` and `ProducerConfig`, apart from `bootstrap_servers`.
+
+    The type of a dict of settings, with which type checkers accept ``Producer(..., **settings)``.
+    """
 
 '''
 
 FOOTER: Final = '''
 
-class Settings(OptionalSettings):
+class Settings(ProducerSettings):
     """The keyword arguments of `Producer` besides its objects; see `ProducerConfig`."""
 
     bootstrap_servers: str | Sequence[str]

@@ -9,6 +9,7 @@ The names below are the public API.
 from aiokprod._client.bulk_result import BulkProgress, BulkResult, OffsetRange
 from aiokprod._client.status import Health
 from aiokprod._client.transactions import Transaction
+from aiokprod._config.settings import ProducerSettings
 from aiokprod._consumer_groups import GroupMetadata
 from aiokprod._core.batch import Delivery, RecordMetadata
 from aiokprod._security.secret import Credentials, Secret
@@ -141,6 +142,7 @@ __all__ = [
     "ProducerFenced",
     "ProducerInterceptor",
     "ProducerRecord",
+    "ProducerSettings",
     "ProtocolError",
     "RecordMetadata",
     "RecordPlugin",

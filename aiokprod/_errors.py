@@ -301,19 +301,18 @@ class Code(enum.IntEnum):
     INVALID_COMMIT_OFFSET_SIZE = ErrorCode(28, "the offset commit is larger than the broker allows")
     TOPIC_AUTHORIZATION_FAILED = ErrorCode(
         29,
-        "the principal may not use this topic; check its ACLs",
+        "the principal may not use this topic: grant Write on the topic; later sends then succeed",
         outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: ACL of the topic
         exception="AuthorizationError",
         fails_topic=True,
         coordinator_action=ErrorAction.ABORT,
-        hint="grant Write on the topic; later sends then succeed",
         spark_hint="grant WRITE and DESCRIBE on the topic; delivery=exactly_once also needs READ, "
         "for the markers that it commits as offsets",
         refused_before_write=True,
     )
     GROUP_AUTHORIZATION_FAILED = ErrorCode(
         30,
-        "the principal may not use this group; check its ACLs",
+        "the principal may not use this group: grant Read on the group",
         exception="AuthorizationError",
         coordinator_action=ErrorAction.ABORT,
         spark_hint="grant READ on groups with the prefix of transactionalIdPrefix",
@@ -321,7 +320,7 @@ class Code(enum.IntEnum):
     )
     CLUSTER_AUTHORIZATION_FAILED = ErrorCode(
         31,
-        "the principal may not do this on the cluster; check its ACLs",
+        "the principal lacks a permission on the cluster",
         outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: ACL for idempotence
         exception="AuthorizationError",
         fatal_idempotent=True,
@@ -392,7 +391,8 @@ class Code(enum.IntEnum):
         "the broker got a batch out of sequence",
         # ProducerAppendInfo.checkSequence, part of analyzeAndValidateProducerState
         outcome=Outcome.REJECTED,
-        hint="records before it are missing in the log",
+        hint="the sequence numbers before it are missing in the log: those of earlier records of "
+        "this partition that timed out or failed, unless a broker has lost data",
     )
     DUPLICATE_SEQUENCE_NUMBER = ErrorCode(46, "the broker has this batch already")
     INVALID_PRODUCER_EPOCH = ErrorCode(
@@ -438,7 +438,7 @@ class Code(enum.IntEnum):
     TRANSACTION_COORDINATOR_FENCED = ErrorCode(52, "the transaction coordinator was fenced")
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = ErrorCode(
         53,
-        "the principal may not use this transactional id; check its ACLs",
+        "the principal may not use this transactional id: grant Write on the transactional id",
         outcome=Outcome.REJECTED,  # KafkaApis.handleProduceRequest: ACL of the transactional id
         exception="AuthorizationError",
         fatal_transactional=True,

@@ -1,7 +1,8 @@
 """The lifecycle of a producer in an application: start, warm-up, probes, drain at shutdown.
 
 Standard library only: `serving` fits every framework with lifespan functions, `probes` is an ASGI
-application, `run` is for scripts. Complete programs are in ``examples/``.
+application, `http_status` translates errors for HTTP clients, `run` is for scripts. Complete
+programs are in ``examples/``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,21 @@ from aiokprod._client.event_loops import new_event_loop
 from aiokprod._client.validation import check_timeout, checked_topics
 from aiokprod._log_fields import log_fields
 from aiokprod.config import ProducerConfig
-from aiokprod.errors import ConfigError, DeliveryTimeout, KafkaError, Outcome
+from aiokprod.errors import (
+    Code,
+    ConfigError,
+    DeliveryTimeout,
+    KafkaError,
+    Outcome,
+    ProducerClosed,
+    ProducerFailed,
+    RecordTooLarge,
+    SerializationError,
+)
 from aiokprod.producer import Producer
 from aiokprod.records import DrainReport
 
-__all__ = ["Probe", "Probes", "probes", "run", "serving"]
+__all__ = ["HttpStatus", "Probe", "Probes", "http_status", "probes", "run", "serving"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -37,6 +48,9 @@ WARM_RETRY: Final = 1.0
 """Seconds between two attempts to warm up."""
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+_WRONG_CONTENT: Final = frozenset({Code.INVALID_RECORD, Code.INVALID_TIMESTAMP})
+"""Codes of brokers that are about the content of a record."""
 
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
@@ -377,6 +391,110 @@ def probes(
         ConfigError: an argument is invalid.
     """
     return Probes(producer, topics=topics, max_pressure=max_pressure, max_age_s=max_age_s)
+
+
+# -- HTTP ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStatus:
+    """The response to a request whose record failed; see `http_status`.
+
+    Attributes:
+        status: the HTTP status.
+        error: the text of the error. It names topics, partitions and brokers; it has no key, value
+            or credential.
+        outcome: whether the record can be in the log.
+        may_repeat: the client may send the same request again: this may succeed, and cannot store
+            the record twice.
+        retry_after_s: value of the header Retry-After, s; None without it.
+    """
+
+    status: int
+    error: str
+    outcome: Outcome
+    may_repeat: bool = False
+    retry_after_s: int | None = None
+
+    @property
+    def may_be_in_log(self) -> bool:
+        """True if the record may be in the log, so that another request may store it twice."""
+        return not self.outcome.definite
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the response besides those of its content."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The content of the response, to be sent as JSON."""
+        return {
+            "error": self.error,
+            "outcome": self.outcome.value,
+            "may_be_in_log": self.may_be_in_log,
+            "may_repeat": self.may_repeat,
+        }
+
+
+def http_status(error: KafkaError | TimeoutError, *, retry_after_s: int = 1) -> HttpStatus:
+    """The response to an HTTP request whose record failed with this error.
+
+    ::
+
+        @app.exception_handler(KafkaError)
+        async def failed(request: Request, error: KafkaError) -> JSONResponse:
+            response = http_status(error)
+            return JSONResponse(response.body, response.status, response.headers)
+
+    The first row that applies:
+
+    ====== =================================================================================
+    status error
+    ====== =================================================================================
+    504    outcome UNKNOWN: the record may be in the log
+    503    `error.retriable`: the same request may succeed later. ProducerClosed and
+           ProducerFailed: another instance, or this one after its restart, may accept it
+    413    RecordTooLarge, and the code RECORD_LIST_TOO_LARGE
+    422    SerializationError, and the codes INVALID_RECORD and INVALID_TIMESTAMP
+    500    all others, which the client cannot fix: permissions, topics, settings, defects
+    ====== =================================================================================
+
+    Status 503 has the header Retry-After, and only with it `may_repeat` is True. The status 504 is
+    not used for other errors, so that proxies and clients that repeat a request after 503 do not
+    store a record twice.
+
+    Args:
+        error: what `send`, `submit`, `try_submit` or a future raised. A TimeoutError that is no
+            KafkaError, such as that of ``future.result(10)`` or `asyncio.timeout`, ended a wait:
+            the outcome is UNKNOWN.
+        retry_after_s: value of Retry-After, s.
+
+    Raises:
+        ConfigError: an argument is of another type.
+    """
+    if type(retry_after_s) is not int or retry_after_s < 0:
+        raise ConfigError(
+            f"http_status: retry_after_s must be a whole number from 0 on, not {retry_after_s!r}"
+        )
+    if not isinstance(error, KafkaError):
+        if not isinstance(error, TimeoutError):
+            raise ConfigError(
+                "http_status: error must be a KafkaError or a TimeoutError, not "
+                f"{type(error).__name__}"
+            )
+        return HttpStatus(504, "the record had no outcome in time", Outcome.UNKNOWN)
+    text, outcome = str(error), error.outcome
+    if not outcome.definite:
+        return HttpStatus(504, text, outcome)
+    if error.retriable or isinstance(error, (ProducerClosed, ProducerFailed)):
+        return HttpStatus(503, text, outcome, may_repeat=True, retry_after_s=retry_after_s)
+    code = Code.NONE if error.code is None else error.code.number
+    if isinstance(error, RecordTooLarge) or code == Code.RECORD_LIST_TOO_LARGE:
+        return HttpStatus(413, text, outcome)
+    if isinstance(error, SerializationError) or code in _WRONG_CONTENT:
+        return HttpStatus(422, text, outcome)
+    return HttpStatus(500, text, outcome)
 
 
 # -- scripts ------------------------------------------------------------------------------------

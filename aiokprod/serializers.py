@@ -132,7 +132,10 @@ class StringSerializer:
 
     def _encode(self, data: str) -> bytes:
         if not isinstance(data, str):
-            raise WrongType(f"expected str, not {type(data).__name__}")
+            raise WrongType(
+                f"expected str, not {type(data).__name__}; convert it to str, or use another "
+                "serializer"
+            )
         return data.encode(self.encoding)
 
 
@@ -153,7 +156,10 @@ class IntSerializer:
     def serialize(self, topic: str, headers: Sequence[Header], data: int) -> bytes:
         """Return 4 or 8 bytes; a number out of range raises `struct.error`."""
         if isinstance(data, bool) or not isinstance(data, int):
-            raise WrongType(f"expected int, not {type(data).__name__}")
+            raise WrongType(
+                f"expected int, not {type(data).__name__}; convert it to int, or use another "
+                "serializer"
+            )
         return self._format.pack(data)
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from aiokprod import KafkaError, Producer
-from aiokprod.app import Probe, Probes, serving
+from aiokprod.app import Probe, Probes, http_status, serving
 
 TOPIC = "clicks"
 PRODUCER: web.AppKey[Producer[bytes, bytes]] = web.AppKey("producer")
@@ -35,10 +35,7 @@ async def event(request: web.Request) -> web.Response:
     """Stores the request body as it is; the visitor in the path is the key."""
     body = await request.read()
     visitor = request.match_info["visitor"].encode()
-    try:
-        metadata = await request.app[PRODUCER].send(TOPIC, body, key=visitor, timeout=5.0)
-    except KafkaError as error:
-        return web.json_response({"error": error.message}, status=503)
+    metadata = await request.app[PRODUCER].send(TOPIC, body, key=visitor, timeout=5.0)
     return web.json_response(
         {"partition": metadata.partition, "offset": metadata.offset}, status=201
     )
@@ -48,11 +45,21 @@ async def click(request: web.Request) -> web.Response:
     """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
     body = await request.read()
     visitor = request.match_info["visitor"].encode()
-    try:
-        await request.app[PRODUCER].submit(TOPIC, body, key=visitor)
-    except KafkaError as error:
-        return web.json_response({"error": error.message}, status=503)
+    await request.app[PRODUCER].submit(TOPIC, body, key=visitor)
     return web.Response(status=202)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def kafka_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The response for a record that Kafka does not have, or may not have."""
+    try:
+        return await handler(request)
+    except KafkaError as error:
+        failed = http_status(error)
+        return web.json_response(failed.body, status=failed.status, headers=failed.headers)
 
 
 def probe(ask: Callable[[Probes], Probe]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -67,7 +74,7 @@ def probe(ask: Callable[[Probes], Probe]) -> Callable[[web.Request], Awaitable[w
 
 def make_app() -> web.Application:
     """The application; tests run it on another port."""
-    app = web.Application()
+    app = web.Application(middlewares=[kafka_errors])
     app.cleanup_ctx.append(run_producer)
     app.router.add_post("/events/{visitor}", event)
     app.router.add_post("/clicks/{visitor}", click)

@@ -24,6 +24,7 @@ from django.urls import path
 from django.views.decorators.http import require_POST
 
 from aiokprod import Blocking, KafkaError
+from aiokprod.app import http_status
 
 TOPIC = "events"
 DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
@@ -41,12 +42,18 @@ producer = Blocking(
 )
 
 
+def failed(error: KafkaError) -> JsonResponse:
+    """The response for a record that Kafka does not have, or may not have."""
+    response = http_status(error)
+    return JsonResponse(response.body, status=response.status, headers=response.headers)
+
+
 def record_event(request: HttpRequest, user: str) -> JsonResponse:
     """Stores the body of the request and answers once Kafka has it."""
     try:
         metadata = producer.send(TOPIC, request.body, key=user.encode(), timeout=5)
     except KafkaError as error:
-        return JsonResponse({"error": error.message}, status=503)
+        return failed(error)
     return JsonResponse({"partition": metadata.partition, "offset": metadata.offset}, status=201)
 
 
@@ -55,7 +62,7 @@ def record_click(request: HttpRequest, user: str) -> JsonResponse:
     try:
         producer.submit(TOPIC, request.body, key=user.encode())
     except KafkaError as error:
-        return JsonResponse({"error": error.message}, status=503)
+        return failed(error)
     return JsonResponse({}, status=202)
 
 

@@ -10,15 +10,19 @@ than the 30 s after which Kubernetes kills the container.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
 
-from aiokprod import JsonSerializer, KafkaError, Outcome, Producer, StringSerializer
-from aiokprod.app import probes, serving
+from aiokprod import JsonSerializer, KafkaError, Producer, StringSerializer
+from aiokprod.app import http_status, probes, serving
+
+logger = logging.getLogger(__name__)
 
 TOPIC = "events"
 DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
@@ -51,38 +55,30 @@ app = FastAPI(lifespan=lifespan)
 app.mount("/kafka", probes(lambda: getattr(app.state, "producer", None)))
 
 
-def unavailable(error: KafkaError) -> HTTPException:
+@app.exception_handler(KafkaError)
+async def kafka_failed(request: Request, error: KafkaError) -> JSONResponse:
     """The response for an event that Kafka does not have, or may not have."""
-    # NOT_SENT and REJECTED: not in the topic, so the client may repeat the request.
-    # UNKNOWN: it may be in the topic, and repeating the request may duplicate it.
-    again = error.outcome is not Outcome.UNKNOWN
-    return HTTPException(503, {"error": error.message, "safe_to_repeat": again})
+    response = http_status(error)
+    if response.status == 500:
+        logger.error("%s", error)  # a permission, a setting or a defect
+    return JSONResponse(response.body, response.status, response.headers)
 
 
 @app.post("/events/{user}", status_code=201)
 async def record_event(user: str, event: dict[str, Any], producer: Kafka) -> dict[str, Any]:
     """Stores an event. The user is the key, so events of one user keep their order."""
-    try:
-        metadata = await producer.send(TOPIC, event, key=user)
-    except KafkaError as error:
-        raise unavailable(error) from error
+    metadata = await producer.send(TOPIC, event, key=user)
     return {"partition": metadata.partition, "offset": metadata.offset}
 
 
 @app.post("/sync-events/{user}", status_code=201)
 def record_event_in_thread(user: str, event: dict[str, Any], producer: Kafka) -> dict[str, Any]:
     """The same for synchronous code, which FastAPI runs in a thread."""
-    try:
-        metadata = producer.send_threadsafe(TOPIC, event, key=user).result()
-    except KafkaError as error:
-        raise unavailable(error) from error
+    metadata = producer.send_threadsafe(TOPIC, event, key=user).result()
     return {"partition": metadata.partition, "offset": metadata.offset}
 
 
 @app.post("/clicks/{user}", status_code=202)
 async def record_click(user: str, event: dict[str, Any], producer: Kafka) -> None:
     """Accepts an event that is sent later. If the process is asked to end, the drain sends it."""
-    try:
-        await producer.submit(TOPIC, event, key=user)
-    except KafkaError as error:
-        raise unavailable(error) from error
+    await producer.submit(TOPIC, event, key=user)

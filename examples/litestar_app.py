@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from litestar import Litestar, Response, asgi, post
+from litestar import Litestar, Request, Response, asgi, post
 from litestar.datastructures import State
 
 from aiokprod import JsonSerializer, KafkaError, Producer, StringSerializer
-from aiokprod.app import probes, serving
+from aiokprod.app import http_status, probes, serving
 
 TOPIC = "events"
 DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
@@ -41,26 +41,27 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
 @post("/events/{user:str}")
 async def record_event(user: str, data: dict[str, Any], state: State) -> Response[dict[str, Any]]:
     """Stores an event and answers once Kafka has it."""
-    try:
-        metadata = await state.producer.send(TOPIC, data, key=user, timeout=5.0)
-    except KafkaError as error:
-        return Response({"error": error.message}, status_code=503)
+    metadata = await state.producer.send(TOPIC, data, key=user, timeout=5.0)
     return Response({"partition": metadata.partition, "offset": metadata.offset}, status_code=201)
 
 
 @post("/clicks/{user:str}")
 async def record_click(user: str, data: dict[str, Any], state: State) -> Response[dict[str, Any]]:
     """Accepts an event that is sent later. If the process is asked to end, the drain sends it."""
-    try:
-        await state.producer.submit(TOPIC, data, key=user)
-    except KafkaError as error:
-        return Response({"error": error.message}, status_code=503)
+    await state.producer.submit(TOPIC, data, key=user)
     return Response({}, status_code=202)
+
+
+def kafka_failed(_: Request[Any, Any, Any], error: KafkaError) -> Response[dict[str, object]]:
+    """The response for a record that Kafka does not have, or may not have."""
+    response = http_status(error)
+    return Response(response.body, status_code=response.status, headers=response.headers)
 
 
 app = Litestar(
     [record_event, record_click, asgi("/kafka", is_mount=True, copy_scope=True)(probes(producer))],
     lifespan=[lifespan],
+    exception_handlers={KafkaError: kafka_failed},
     # Litestar's default writes log entries in another thread, which ends before the last of them:
     # the report of the drain. Without it, the server or the program configures logging.
     logging_config=None,

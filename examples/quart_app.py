@@ -13,7 +13,7 @@ from typing import Any
 from quart import Quart, request
 
 from aiokprod import KafkaError, Producer
-from aiokprod.app import Probe, probes, serving
+from aiokprod.app import Probe, http_status, probes, serving
 
 TOPIC = "events"
 DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
@@ -39,10 +39,7 @@ async def run_producer() -> AsyncGenerator[None, None]:
 async def record_event(user: str) -> tuple[dict[str, Any], int]:
     """Stores the body of the request and answers once Kafka has it."""
     body: bytes = await request.body
-    try:
-        metadata = await producer.send(TOPIC, body, key=user.encode(), timeout=5.0)
-    except KafkaError as error:
-        return {"error": error.message}, 503
+    metadata = await producer.send(TOPIC, body, key=user.encode(), timeout=5.0)
     return {"partition": metadata.partition, "offset": metadata.offset}, 201
 
 
@@ -50,11 +47,15 @@ async def record_event(user: str) -> tuple[dict[str, Any], int]:
 async def record_click(user: str) -> tuple[dict[str, Any], int]:
     """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
     body: bytes = await request.body
-    try:
-        await producer.submit(TOPIC, body, key=user.encode())
-    except KafkaError as error:
-        return {"error": error.message}, 503
+    await producer.submit(TOPIC, body, key=user.encode())
     return {}, 202
+
+
+@app.errorhandler(KafkaError)
+async def kafka_failed(error: KafkaError) -> tuple[dict[str, object], int, dict[str, str]]:
+    """The response for a record that Kafka does not have, or may not have."""
+    response = http_status(error)
+    return response.body, response.status, response.headers
 
 
 def respond(probe: Probe) -> tuple[dict[str, object], int]:

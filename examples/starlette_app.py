@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from aiokprod import KafkaError, Producer
-from aiokprod.app import probes, serving
+from aiokprod.app import http_status, probes, serving
 
 TOPIC = "events"
 DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
@@ -45,27 +45,27 @@ async def lifespan(app: Starlette) -> AsyncIterator[State]:
 async def record_event(request: Request) -> Response:
     """Stores the body of the request and answers once Kafka has it."""
     key = request.path_params["user"].encode()
-    try:
-        metadata = await request.state.producer.send(
-            TOPIC, await request.body(), key=key, timeout=5.0
-        )
-    except KafkaError as error:
-        return JSONResponse({"error": error.message}, 503)
+    metadata = await request.state.producer.send(TOPIC, await request.body(), key=key, timeout=5.0)
     return JSONResponse({"partition": metadata.partition, "offset": metadata.offset}, 201)
 
 
 async def record_click(request: Request) -> Response:
     """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
     key = request.path_params["user"].encode()
-    try:
-        await request.state.producer.submit(TOPIC, await request.body(), key=key)
-    except KafkaError as error:
-        return JSONResponse({"error": error.message}, 503)
+    await request.state.producer.submit(TOPIC, await request.body(), key=key)
     return Response(status_code=202)
+
+
+async def kafka_failed(request: Request, error: Exception) -> Response:
+    """The response for a record that Kafka does not have, or may not have."""
+    assert isinstance(error, KafkaError)
+    response = http_status(error)
+    return JSONResponse(response.body, response.status, response.headers)
 
 
 app = Starlette(
     lifespan=lifespan,
+    exception_handlers={KafkaError: kafka_failed},
     routes=[
         Route("/events/{user}", record_event, methods=["POST"]),
         Route("/clicks/{user}", record_click, methods=["POST"]),

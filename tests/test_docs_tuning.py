@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiokprod import Producer, ProducerConfig
+from aiokprod import DeliveryTimeout, Producer, ProducerConfig, ProducerSettings
 from aiokprod._metrics.definitions import BY_NAME
 from aiokprod.testing import FakeCluster, run
 
@@ -88,11 +90,75 @@ def test_the_starting_points_deliver_records(name: str) -> None:
 def test_the_producer_with_profiles_delivers_records_of_all_topics() -> None:
     async def main() -> None:
         cluster = FakeCluster(3)
-        async with examples()["make_producer"](
-            bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
-        ) as producer:
+        names = examples()
+        names["Producer"] = partial(Producer, environment=cluster.environment())
+        async with names["make_producer"](cluster.bootstrap_servers) as producer:
             for topic in ("logs.a", "images", "others"):
                 await producer.send(topic, b"v")
         assert [cluster.all_values(topic) for topic in ("logs.a", "images")] == [[b"v"], [b"v"]]
+
+    run(main, debug=False)
+
+
+OUTLASTED = 6.0
+"""Seconds of an outage, as the page says."""
+
+
+async def send_in_outage(settings: ProducerSettings, *, election: bool, seconds: float) -> None:
+    """Send a record when an outage begins. It is an election of leaders that takes this long, or
+    no broker responds for this long."""
+    cluster = FakeCluster(3, failover_s=seconds if election else 0.1)
+    async with Producer(
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(), **settings
+    ) as producer:
+        await producer.send("t", b"before", partition=0)
+        leader = cluster.leader_of("t", 0).broker_id
+        dead = [leader] if election else [broker.broker_id for broker in cluster.living()]
+        for number in dead:
+            cluster.kill(number)
+        if not election:
+            loop = asyncio.get_running_loop()
+            for number in dead:
+                loop.call_later(seconds, cluster.start, number)
+        try:
+            await producer.send("t", b"during", partition=0)
+        finally:
+            await asyncio.sleep(10.0)
+            if election:
+                cluster.start(leader)
+    assert cluster.values("t", 0) == [b"before", b"during"]
+
+
+@pytest.mark.parametrize("election", [True, False], ids=["election", "outage"])
+def test_the_service_outlasts_an_outage(election: bool) -> None:
+    service: ProducerSettings = examples()["SERVICE"]
+    assert f"{OUTLASTED:.0f} seconds" in TEXT.replace("six", "6")
+    run(lambda: send_in_outage(service, election=election, seconds=OUTLASTED), debug=False)
+    shorter: ProducerSettings = {**service, "delivery_timeout_ms": 3_000}
+    with pytest.raises(DeliveryTimeout):
+        run(lambda: send_in_outage(shorter, election=election, seconds=OUTLASTED), debug=False)
+
+
+def test_a_record_fails_with_the_batch_that_it_joins_in_an_outage() -> None:
+    """A call of `send` ends before `delivery_timeout_ms` has passed since it began."""
+
+    async def main() -> None:
+        cluster = FakeCluster(3)
+        async with Producer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            environment=cluster.environment(),
+            **examples()["SERVICE"],
+        ) as producer:
+            await producer.send("t", b"before", partition=0)
+            for broker in list(cluster.living()):
+                cluster.kill(broker.broker_id)
+            await producer.submit("t", b"in a request", partition=0)
+            await asyncio.sleep(0.5)
+            await producer.submit("t", b"waits", partition=0)
+            await asyncio.sleep(5.0)
+            start = asyncio.get_running_loop().time()
+            with pytest.raises(DeliveryTimeout):
+                await producer.send("t", b"joins it", partition=0)
+            assert asyncio.get_running_loop().time() - start < 4.0
 
     run(main, debug=False)

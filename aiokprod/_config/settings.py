@@ -14,8 +14,11 @@ from aiokprod._security.token_provider import TokenProvider
 from aiokprod.topic_profiles import TopicProfile
 
 
-class OptionalSettings(TypedDict, total=False):
-    """All settings except `bootstrap_servers`."""
+class ProducerSettings(TypedDict, total=False):
+    """The settings of `Producer` and `ProducerConfig`, apart from `bootstrap_servers`.
+
+    The type of a dict of settings, with which type checkers accept ``Producer(..., **settings)``.
+    """
 
     client_id: str | None
     acks: Literal[0, 1, -1, "all", "0", "1", "-1"]
@@ -85,7 +88,7 @@ class OptionalSettings(TypedDict, total=False):
     sasl_allow_cleartext: bool
 
 
-class Settings(OptionalSettings):
+class Settings(ProducerSettings):
     """The keyword arguments of `Producer` besides its objects; see `ProducerConfig`."""
 
     bootstrap_servers: str | Sequence[str]

@@ -85,8 +85,12 @@ class ConnectionLog:
             level = logging.DEBUG
         else:
             self.warned_at = now
+        happened = (
+            "could not connect" if reason is CloseReason.NEVER_CONNECTED
+            else f"connection closed ({reason.value})"
+        )  # fmt: skip
         logger.log(
-            level, "connection closed (%s): %s", reason.value, error,
+            level, "%s: %s", happened, error,
             extra=self._fields("connection_closed", connection, error, reason=reason.value),
         )  # fmt: skip
 

@@ -31,6 +31,10 @@ class AdminError(RuntimeError):
     """An admin call failed."""
 
 
+class _Unavailable(Exception):
+    """The response lacks a part, because the broker that has it did not respond."""
+
+
 class ClusterAdmin:
     """Admin calls to one cluster; brokers may stop and start between calls."""
 
@@ -124,7 +128,8 @@ class ClusterAdmin:
         _until(complete, f"{partitions} partitions of {name} to have leaders")
 
     def end_offsets(self, topic: str) -> dict[int, int]:
-        """Partition → offset after its last record (read uncommitted)."""
+        """Partition → offset after its last record (read uncommitted). Waits for all leaders;
+        raises AdminError if one cannot be reached for `RETRY_FOR` seconds."""
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -132,10 +137,17 @@ class ClusterAdmin:
 
         def ask() -> dict[int, int]:
             answers = self._client.list_offsets(wanted, request_timeout=CALL_TIMEOUT)
-            return {
+            found = {
                 tp.partition: int(future.result(CALL_TIMEOUT).offset)
                 for tp, future in answers.items()
             }
+            missing = sorted(partition for partition, offset in found.items() if offset < 0)
+            if missing:  # librdkafka's OFFSET_INVALID instead of an error
+                raise _Unavailable(
+                    f"no end offset of {topic}, partitions {missing}: no leader could be reached "
+                    f"for {RETRY_FOR:.0f} s"
+                )
+            return found
 
         # One broker may already list a topic that its leader does not know yet.
         return _patiently(ask, passing=_LEADER_MOVES | {_UNKNOWN_TOPIC_OR_PARTITION}) or {}
@@ -180,8 +192,8 @@ def _patiently(
     done_by_earlier_try: int | None = None,
     passing: frozenset[int] = frozenset(),
 ) -> T | None:
-    """Retries a call while brokers start, and after the error codes `passing`; raises any other
-    error at once.
+    """Retries a call while brokers start, while a part of the response is missing, and after the
+    error codes `passing`; raises any other error at once.
 
     An attempt whose response was lost may have succeeded. A later attempt then fails with the code
     `done_by_earlier_try`, which counts as success; the result is None.
@@ -204,6 +216,9 @@ def _patiently(
         except TimeoutError as error:
             if time.monotonic() > give_up:
                 raise AdminError("the brokers did not answer an admin call") from error
+        except _Unavailable as error:
+            if time.monotonic() > give_up:
+                raise AdminError(str(error)) from error
         time.sleep(0.2)
 
 

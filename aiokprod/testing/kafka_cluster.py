@@ -421,7 +421,8 @@ class KafkaCluster:
         return await asyncio.to_thread(self._client().partition_count, topic)
 
     async def end_offsets(self, topic: str) -> dict[int, int]:
-        """Partition → offset after its last record."""
+        """Partition → offset after its last record. Waits up to 45 s for the leaders of all
+        partitions; raises AdminError if one cannot be reached."""
         return await asyncio.to_thread(self._client().end_offsets, topic)
 
     async def serving(self) -> set[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -64,7 +66,7 @@ def test_fastapi_app_answers_with_the_place_of_the_event(cluster: MockCluster) -
         assert json.loads(value) == {"number": number}
 
 
-def test_fastapi_app_value_that_is_not_json_503_and_safe_to_repeat(cluster: MockCluster) -> None:
+def test_fastapi_app_refuses_a_value_that_is_too_large(cluster: MockCluster) -> None:
     async def scenario() -> httpx.Response:
         app = fastapi_app.app
         transport = httpx.ASGITransport(app=app)
@@ -76,8 +78,10 @@ def test_fastapi_app_value_that_is_not_json_503_and_safe_to_repeat(cluster: Mock
             return await client.post("/events/ann", json=huge)
 
     answer = asyncio.run(scenario())
-    assert answer.status_code == 503
-    assert answer.json()["detail"]["safe_to_repeat"] is True
+    assert answer.status_code == 413
+    body = answer.json()
+    assert "max_request_size" in body.pop("error")
+    assert body == {"outcome": "not_sent", "may_be_in_log": False, "may_repeat": False}
 
 
 def test_aiohttp_app_answers_with_the_place_of_the_click(cluster: MockCluster) -> None:
@@ -94,6 +98,56 @@ def test_aiohttp_app_answers_with_the_place_of_the_click(cluster: MockCluster) -
     log = stored(cluster, "clicks")
     found = [log[place["partition"], place["offset"]] for place in places]
     assert found == [(b"bob", b"click %d" % number) for number in range(5)]
+
+
+TOO_LARGE = json.dumps("x" * 1_048_560).encode()
+"""The frameworks accept it, but with a key and lengths it exceeds max_request_size."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Litestar 2.25 prepares for 3.0
+@pytest.mark.parametrize("name", ["starlette", "litestar", "quart", "django"])
+def test_other_apps_answer_by_the_same_table(cluster: MockCluster, name: str) -> None:
+    module = importlib.import_module(f"examples.{name}_app")
+    if name != "django":  # configured once per process
+        module = importlib.reload(module)  # with the address of these brokers
+    app = module.asgi if name == "django" else module.app
+    lifespan: Any = {
+        "starlette": lambda: app.router.lifespan_context(app),
+        "litestar": lambda: app.lifespan(),
+        "quart": lambda: app.test_app(),
+        "django": contextlib.nullcontext,
+    }[name]
+
+    async def scenario() -> httpx.Response:
+        body = b'{"a": %s}' % TOO_LARGE if name == "litestar" else TOO_LARGE
+        async with lifespan() as state:
+
+            async def served(scope: Any, receive: Any, send: Any) -> None:
+                if isinstance(state, dict):  # a server passes it to Starlette
+                    scope["state"] = dict(state)
+                await app(scope, receive, send)
+
+            transport = httpx.ASGITransport(served)
+            client = httpx.AsyncClient(transport=transport, base_url="http://app")
+            return await client.post(
+                "/events/ann", content=body, headers={"content-type": "application/json"}
+            )
+
+    answer = asyncio.run(scenario())
+    assert answer.status_code == 413
+    assert answer.json()["may_repeat"] is False
+
+
+def test_aiohttp_app_answers_by_the_same_table(cluster: MockCluster) -> None:
+    async def scenario() -> tuple[int, Any]:
+        async with (
+            TestClient(TestServer(aiohttp_app.make_app())) as client,
+            client.post("/events/bob", data=TOO_LARGE) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    status, body = asyncio.run(scenario())
+    assert (status, body["may_be_in_log"]) == (413, False)
 
 
 def test_batch_job_delivers_every_line(cluster: MockCluster) -> None:

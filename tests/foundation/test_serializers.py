@@ -67,7 +67,7 @@ def test_string_serializer_is_utf_8(text: str) -> None:
 
 
 def test_string_serializer_refuses_other_types() -> None:
-    with pytest.raises(SerializationError, match="expected str, not bytes"):
+    with pytest.raises(SerializationError, match="expected str, not bytes; convert it to str"):
         serialize(StringSerializer(), b"x")
 
 

@@ -78,6 +78,9 @@ async def test_brokers_that_were_never_connected_are_warned_of_twice_a_minute(lo
     await harness.close()
     levels = net_records(log).levels("connection_closed")
     assert levels.count(logging.WARNING) == 3
+    texts = [record.getMessage() for record in net_records(log).records]
+    assert any(text.startswith("could not connect: ") for text in texts)
+    assert not any("connection closed" in text for text in texts)
     assert levels.count(logging.DEBUG) > 100
     assert harness.client.log.warned_at > 0
 

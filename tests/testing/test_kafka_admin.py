@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from aiokprod.testing.kafka_admin import AdminError, ClusterAdmin
+from aiokprod.testing.kafka_admin import RETRY_FOR, AdminError, ClusterAdmin
 
 UNKNOWN_TOPIC, NOT_LEADER, NOT_AUTHORIZED = 3, 6, 29
 
@@ -53,6 +53,24 @@ def test_end_offsets_are_asked_for_again_while_leaders_move(
     monkeypatch.setattr(time, "sleep", paused.append)
     assert admin(refusal(code), refusal(code), 17).end_offsets("t") == {0: 17}
     assert len(paused) == 2
+
+
+def test_end_offsets_without_a_leader_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert admin(-1001, -1001, 17).end_offsets("t") == {0: 17}
+
+
+def test_end_offsets_without_a_leader_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with pytest.raises(AdminError, match=r"no end offset of t, partitions \[0\]: no leader"):
+        admin(*[-1001] * 1_000).end_offsets("t")
+    assert now[0] == pytest.approx(RETRY_FOR, abs=0.5)
 
 
 def test_end_offsets_refused_for_good_are_an_error_at_once() -> None:

@@ -12,6 +12,7 @@ from aiokprod import (
     Producer,
     ProducerConfig,
     ProducerRecord,
+    ProducerSettings,
     StringSerializer,
     TopicProfile,
 )
@@ -40,6 +41,11 @@ def settings() -> None:
     Producer(ProducerConfig(bootstrap_servers=B), value_serializer=JsonSerializer())
     Producer(bootstrap_servers=B, sasl_username="u", sasl_password="p", client_id=None)
     Producer(bootstrap_servers=B, topic_profiles={"a": TopicProfile(linger_ms=5)})
+    service: ProducerSettings = {"max_block_ms": 2_000, "acks": "all"}
+    Producer(bootstrap_servers=B, **service)
+    Producer(bootstrap_servers=B, value_serializer=JsonSerializer(), **service)
+    misspelt: ProducerSettings = {"linger": 5}  # wrong
+    Producer(bootstrap_servers=B, **misspelt)
 
 
 def serializers() -> None:

@@ -74,18 +74,20 @@ def record_errors(
     """Errors of single records by position (KIP-467), or None if the response has none.
 
     Records that the response names get their own message, the others a message that their batch
-    failed. `answer` is the partition's part of the response, or None.
+    failed; these are retriable. `answer` is the partition's part of the response, or None.
     """
     if answer is None or not answer.record_errors:
         return None
     named = {entry.batch_index: entry.batch_index_error_message for entry in answer.record_errors}
     errors: dict[int, KafkaError] = {}
     for index in range(batch.core.record_count):
-        text = named.get(index) if index in named else f"{REJECTED_WITH_BATCH}; send it again"
+        is_named = index in named
+        text = named[index] if is_named else f"{REJECTED_WITH_BATCH}; send it again"
         errors[index] = RecordRejected(
             f"{batch.topic_partition}: {text or error.message}",
             code=error.code,
             outcome=error.outcome,
+            retriable=None if is_named else True,
         )
     return errors
 

@@ -51,7 +51,8 @@ class FailureLog:
         names = [str(each) for each in self._partitions]
         more = f" and {len(names) - _NAMED} more partitions" if len(names) > _NAMED else ""
         logger.error(
-            "%d records to %s failed and no task was waiting for them: %s",
+            "%d records to %s failed and no task was waiting for them (await each Delivery, or "
+            "pass on_delivery, to handle such errors): %s",
             self.pending, ", ".join(names[:_NAMED]) + more, self._error,
             extra=log_fields(
                 "records_failed", error=self._error, client_id=self.client_id,

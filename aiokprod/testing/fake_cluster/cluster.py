@@ -109,7 +109,7 @@ class FakeCluster(FakeClusterAdmin):
         late_beginnings: the violations that are first batches above sequence 0; their texts are in
             `violations` too. A producer may begin so behind a batch that it has given up and that
             may be in the log.
-        duplicates: batches recognised as already in the log.
+        duplicates: number of batches recognised as already in the log.
         sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
         telemetry: the subscription of `subscribe`, with the pushed metrics; None without one.
     """

@@ -8,6 +8,7 @@ from aiokprod._engine.sender.failure_log import LINE_EVERY, FailureLog
 from aiokprod.errors import KafkaError
 from aiokprod.records import TopicPartition
 
+ADVICE = "(await each Delivery, or pass on_delivery, to handle such errors)"
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -20,11 +21,13 @@ def test_failures_are_logged_at_once_and_then_summed_up(caplog: pytest.LogCaptur
         log.note(T1, 1, KafkaError("later"), at)
     assert log.pending == 3
     assert [record.getMessage() for record in caplog.records] == [
-        "3 records to t-0 failed and no task was waiting for them: first"
+        f"3 records to t-0 failed and no task was waiting for them {ADVICE}: first"
     ]
     log.flush(LINE_EVERY)
     assert log.pending == 0
-    assert caplog.messages[1] == "3 records to t-1 failed and no task was waiting for them: later"
+    assert caplog.messages[1] == (
+        f"3 records to t-1 failed and no task was waiting for them {ADVICE}: later"
+    )
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
 
 

@@ -781,6 +781,7 @@ async def test_named_records_get_their_own_error_and_the_rest_is_told_why() -> N
     assert "other records of its batch are invalid" in texts[0]
     assert "no key" in texts[1]
     assert "whole batch" in texts[2], "the broker named the record but gave it no text"
+    assert [error_of(delivery).retriable for delivery in deliveries] == [True, False, False]
     assert all(error_of(delivery).outcome is Outcome.REJECTED for delivery in deliveries)
     assert all(error_of(d).code.number == Code.INVALID_RECORD for d in deliveries)  # type: ignore[union-attr]
 
@@ -807,6 +808,8 @@ async def test_error_text_names_partition_broker_attempts_time_and_mend() -> Non
     text = str(error_of(delivery))
     for part in ("t-0", "broker 1", "attempt 1", "0.250 s", "ask ops", "grant Write", "not in the"):
         assert part in text
+    assert text.count("grant") == 1
+    assert "ACL" not in text
 
 
 # -- new leaders named by the answer --------------------------------------------------------------
