@@ -8,7 +8,7 @@
 #   make bench-core                 what must hold beside the other clients; eight minutes
 #   make bench-columns              Arrow columns to record batches, beside memcpy; a minute
 #   make simulate                   2000 seeds of the producer among faults (SEEDS=a-b)
-#   make detection                  80 bugs put back; simulations or tests must find each
+#   make detection                  83 bugs put back; simulations or tests must find each
 #   make mutants                    500 mutants of the code; the tests must notice 95 %
 #   make differential               7 600 scripts beside the Java producer (GENERATED=n SEED=s)
 #   make in-flight                  65 536 outcomes of five batches in flight

@@ -26,6 +26,8 @@ from aiokprod._engine.metadata.cache import Metadata
 from aiokprod._engine.metadata.merge import ResponseMerger
 from aiokprod._engine.metadata.updater import MetadataUpdater
 from aiokprod._errors import TxnApi
+from aiokprod._net.channel import KafkaChannel
+from aiokprod._net.channel_states import Event, State
 from aiokprod._net.connection import Connection
 from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod._net.tls_transport import TlsTransport
@@ -366,3 +368,48 @@ def batch_in_doubt_sent_to_another_cluster(patch: Patch) -> None:
         return False
 
     patch.setattr(IdempotentSequences, "on_cluster_changed", kept)
+
+
+@bug
+def session_renewed_while_throttled(patch: Patch) -> None:
+    """A SASL session that ended while a broker throttled the client was renewed at once. The broker
+    read nothing before the end of the throttle, and the connection failed."""
+    renew = Connection._reauthenticate
+
+    def at_once(self: Any) -> bool:
+        until, self.throttled_until = self.throttled_until, 0.0
+        try:
+            return renew(self)
+        finally:
+            self.throttled_until = until
+
+    patch.setattr(Connection, "_reauthenticate", at_once)
+
+
+@bug
+def session_renewed_when_it_has_ended(patch: Patch) -> None:
+    """KIP-368: brokers close a connection on which anything but a renewal arrives after the end of
+    its session."""
+    become_ready = Connection._become_ready
+
+    def late(self: Any, event: Any) -> None:
+        self.channel.session_lifetime_s *= 1.2
+        become_ready(self, event)
+
+    patch.setattr(Connection, "_become_ready", late)
+
+
+@bug
+def session_renewed_behind_requests(patch: Patch) -> None:
+    """KIP-368: the frames of a renewal must not be among those of requests in flight (F78)."""
+
+    def begin(self: Any, now: float, deadline: float) -> None:
+        self._advance(Event.REAUTHENTICATE)
+        self._handshake_deadline = deadline
+        self._start_authentication(now)
+
+    def is_due(self: Any) -> bool:
+        return bool(self.held and self.state is State.READY)
+
+    patch.setattr(KafkaChannel, "reauthenticate", begin)
+    patch.setattr(KafkaChannel, "reauthentication_due", property(is_due))

@@ -84,13 +84,14 @@ class Temperaments:
         """Limit the API versions that a broker offers; called again when it returns as another
         version."""
         caps = self._caps.get(broker)
-        if not caps:
-            return
-        ranges = {
-            api: (low, min(high, caps.get(api, high)))
-            for api, (low, high) in broker.profile.ranges.items()
-        }
-        broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
+        if caps:
+            ranges = {
+                api: (low, min(high, caps.get(api, high)))
+                for api, (low, high) in broker.profile.ranges.items()
+            }
+            broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
+        if self.cluster.sasl is not None:
+            self.cluster.sasl.offer(broker)
 
     def _filter(self, api_key: int, change: Callable[[Request, Any], Any]) -> None:
         def changed(request: Request, message: Any) -> Any:

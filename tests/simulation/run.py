@@ -42,6 +42,8 @@ from tests.simulation.oracle import (
 from tests.simulation.progress import Progress
 from tests.simulation.rare_faults import RareFaults
 from tests.simulation.seeds import PARTITIONS, STEPS, TOPICS, Plan, plan_of
+from tests.simulation.sessions import MOST_THROTTLED_S, Sessions
+from tests.simulation.sessions import OPTIONS as SASL_OPTIONS
 from tests.simulation.user_objects import LATER_S, HookInterrupt, UserObjects
 from tests.simulation.wire_log import Wire
 from tests.simulation.workload import Attempt, Habit, Load
@@ -147,11 +149,17 @@ class Simulation:
             options["interceptors"] = [habit]
         self.objects = UserObjects(plan.seed, plan.objects)
         options.update(self.objects.options())
+        self.sessions = Sessions(plan, self.cluster) if "sessions" in plan.rare_faults else None
+        if self.sessions is not None:
+            options.update(SASL_OPTIONS)
         self.producer: Producer[Any, Any] = make_producer(
             self.cluster, seed=plan.seed, unix_ms=self._wall_ms, **options
         )
         self.load = habit.load = self.objects.load = Load(plan, self.producer, self.rng)
         self.temperaments = Temperaments(plan, self.cluster)
+        if self.cluster.sasl is not None:
+            for broker in self.cluster.brokers.values():
+                self.cluster.sasl.offer(broker)  # `capped_versions` may have removed it
         self.misfortunes = Misfortunes(plan, self.cluster, self.load, self.rng, self.temperaments)
         self.rare_faults = RareFaults(plan, self.cluster, self.load, self.misfortunes)
         self.objects.stalls = self.misfortunes.stalls
@@ -221,6 +229,9 @@ class Simulation:
         else:
             self.misfortunes.heal_for_good()
             self.objects.is_calm = True
+            if self.sessions is not None:
+                self.sessions.calm()
+                await asyncio.sleep(MOST_THROTTLED_S)
             await self._settle_down()
             await self._fresh_records()
             if self.plan.last_fault:
@@ -381,6 +392,8 @@ class Simulation:
         for attempt in self.refused_fresh:
             judge.check_used_up(attempt)
         self.exemptions = judge.used
+        if self.sessions and self.sessions.check(self.wire, self.misfortunes.stalled_s):
+            self.misfortunes.done.append("sessions")
 
     def _report(self) -> Report:
         attempts = self.load.attempts

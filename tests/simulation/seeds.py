@@ -61,10 +61,11 @@ MOST_LATE_S = 0.05
 STEPS = 30
 """Steps of the bad times: after each there is one fault."""
 
-RARE_FAULTS = ("expiry", "reinstallation")
-"""What `RareFaults` causes."""
-RARE_FAULT_EVERY = 10
-"""Each is in one seed in so many, but see `_with_rare_faults`."""
+RARE_FAULTS = {"expiry": 10, "reinstallation": 10, "sessions": 6}
+"""Each is in one seed in so many, but see `_with_rare_faults`. `RareFaults` causes the first two,
+and `Sessions` are for the whole run."""
+WITHOUT_SESSIONS = ("0.11", "1.0", "2.1")
+"""Versions before KIP-368."""
 
 PROFILE_EVERY = 4
 """One seed in so many has a profile for one topic or both."""
@@ -170,11 +171,13 @@ def _with_rare_faults(plan: Plan) -> Plan:
     """Drawn from a separate generator, so that seeds without such a fault stay the same. A last
     fault is judged by the time that something takes, which they would change."""
     rng = random.Random(plan.seed * 101 + 43)
-    drawn = [name for name in RARE_FAULTS if not rng.randrange(RARE_FAULT_EVERY)]
+    drawn = [name for name, every in RARE_FAULTS.items() if not rng.randrange(every)]
     if plan.last_fault or not drawn:
         return plan
     if "expiry" in drawn and not plan.idempotent:
         drawn.remove("expiry")
+    if "sessions" in drawn and plan.cluster["version_profile"] in WITHOUT_SESSIONS:
+        drawn.remove("sessions")
     options = dict(plan.options)
     if "expiry" in drawn:
         options["metadata_max_age_ms"] = 300_000  # thousands of requests in a pause show nothing

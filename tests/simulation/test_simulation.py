@@ -72,9 +72,10 @@ from tests.simulation.seeds import (
     TEMPERAMENTS,
     plan_of,
 )
+from tests.simulation.sessions import Sessions
 from tests.simulation.user_objects import Plugin, UserObjects
+from tests.simulation.wire_log import METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE, Exchange, Wire
 from tests.simulation.wire_log import Attempt as Sent
-from tests.simulation.wire_log import Wire
 from tests.simulation.workload import Attempt, PassedOn
 
 ROOT = Path(__file__).parent.parent.parent
@@ -204,6 +205,7 @@ def test_last_fault_passes_without_its_bug_and_finds_it(
 RARE_FAULT_BUGS = {
     "expiry": ("idle-producer-taken-for-known", 4),
     "reinstallation": ("producer-id-kept-in-another-cluster", 4),
+    "sessions": ("session-renewed-while-throttled", 10),
 }
 """A bug that each brings out, and seeds among which one finds it."""
 
@@ -433,6 +435,49 @@ def test_copy_that_leaves_a_broken_connection_late_may_be_stored_after_the_first
 def test_copy_stored_before_brokers_forgot_anything_is_found(forgotten_at: float) -> None:
     with pytest.raises(Violation, match="stored 2 times"):
         judged_copies(forgotten_at, first_at=10.5, second_at=10.7)
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+def exchange(api_key: int, sent_at: float, heard_at: float, **answer: int) -> Exchange:
+    told = types.SimpleNamespace(**answer)
+    return Exchange(api_key, 1, 0, sent_at, b"", ("b", 1), math.inf, heard_at, told)
+
+
+def checked_session(*more: Exchange) -> int:
+    """Check a connection whose session of 10 s began at 1 s, with these exchanges after that."""
+    plan = next(plan for plan in map(plan_of, itertools.count()) if not plan.late_timers_s)
+    exchanges = [
+        exchange(SASL_HANDSHAKE, 0.0, 0.5),
+        exchange(SASL_AUTHENTICATE, 0.5, 1.0, session_lifetime_ms=10_000),
+        *more,
+    ]
+    wire: Any = types.SimpleNamespace(connections=lambda: [exchanges])
+    stalls: Any = types.SimpleNamespace(stalls=[(5.0, 5.5)])
+
+    def stalled_s(begin: float, end: float) -> float:
+        return Misfortunes.stalled_s(stalls, begin, end)
+
+    return Sessions(plan, FakeCluster()).check(wire, stalled_s)
+
+
+def test_session_is_renewed_between_two_requests() -> None:
+    renewal = (
+        exchange(SASL_HANDSHAKE, 10.0, 10.2),
+        exchange(SASL_AUTHENTICATE, 10.2, 10.4, session_lifetime_ms=10_000),
+    )
+    assert checked_session() == 0
+    assert checked_session(exchange(METADATA, 9.0, 10.0), *renewal) == 1
+    assert checked_session(*renewal, exchange(METADATA, 19.0, 20.0)) == 1
+    with pytest.raises(Violation, match="renewed before"):
+        checked_session(exchange(METADATA, 9.0, 10.1), *renewal)
+
+
+def test_request_that_leaves_after_the_end_of_its_session_is_found() -> None:
+    assert checked_session(exchange(METADATA, 10.9, 11.0)) == 0, "the loop was blocked for 0.5 s"
+    with pytest.raises(Violation, match="sent after its session ended"):
+        checked_session(exchange(METADATA, 11.1, 11.2))
 
 
 # -- clusters installed again ----------------------------------------------------------------------
@@ -707,7 +752,7 @@ def test_seeds_with_rare_faults_are_counted() -> None:
     totals.seeds = 1_000
     totals.fault_seeds.update(dict.fromkeys(RARE_FAULTS, 29))
     assert totals.too_rare() == [*RARE_FAULTS]
-    totals.add(2, dataclasses.replace(report, faults=2 * RARE_FAULTS))
+    totals.add(2, dataclasses.replace(report, faults=2 * (*RARE_FAULTS,)))
     totals.seeds = 1_000
     assert totals.too_rare() == []
 

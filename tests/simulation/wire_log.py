@@ -26,6 +26,8 @@ PRODUCE: Final = 0
 METADATA: Final = 3
 FIND_COORDINATOR: Final = 10
 API_VERSIONS: Final = 18
+SASL_HANDSHAKE: Final = 17
+SASL_AUTHENTICATE: Final = 36
 INIT_PRODUCER_ID: Final = 22
 BY_ID: Final = 13
 """First Produce version that names topics by id."""
@@ -57,6 +59,12 @@ class Exchange:
     lost_at: float
     heard_at: float = math.inf
     answer: Any = None
+
+    @property
+    def answered_at(self) -> float:
+        """Like `heard_at`; for what needs no response, when it was sent."""
+        silent = self.api_key == PRODUCE and _acks(self) == 0
+        return self.sent_at if silent else self.heard_at
 
     def is_open(self, at: float) -> bool:
         """Its answer could still come at this instant."""
@@ -138,6 +146,12 @@ class Wire:
             for recording, sent in zip(self._recordings, self._requests, strict=True):
                 _hear(recording, sent)
         return requests
+
+    def connections(self) -> list[list[Exchange]]:
+        """`exchanges` of each connection."""
+        self.exchanges()
+        assert self._requests is not None
+        return self._requests
 
     def requests(self) -> list[Exchange]:
         """Like `exchanges`; responses may be left out, because they take most of the time to

@@ -20,6 +20,8 @@ from aiokprod._wire.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from aiokprod._wire.messages.produce import PartitionProduceResponse
+from aiokprod._wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from aiokprod._wire.messages.sasl_handshake import SaslHandshakeRequest
 from aiokprod._wire.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -242,6 +244,74 @@ async def test_producer_state_expires_by_the_timestamp_of_its_last_batch(
     await send(client, batch(b"c", pid=2, epoch=0, sequence=1))
     assert cluster.violations == []
     assert cluster.values("t", 0) == [b"a", b"a", b"b", b"c"]
+    await client.close()
+
+
+async def authenticate(client: RawClient, password: bytes, version: int = 1) -> Any:
+    await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    return await client.ask(SaslAuthenticateRequest(auth_bytes=b"\0me\0" + password), version)
+
+
+@scenario
+async def test_sasl_session_expires_unless_it_is_renewed(cluster: FakeCluster) -> None:
+    listener = cluster.require_sasl({"me": "right"}, lifetime_s=10.0)
+    client = await RawClient.connect(cluster)
+    assert (await authenticate(client, b"right")).session_lifetime_ms == 10_000
+    await asyncio.sleep(9.0)
+    await client.ask(MetadataRequest(), 9)
+    await asyncio.sleep(3.0)
+    assert (await authenticate(client, b"right")).error_code == 0
+    await client.ask(MetadataRequest(), 9)
+    await asyncio.sleep(11.0)
+    with pytest.raises(Closed):
+        await client.ask(MetadataRequest(), 9)
+    assert (listener.sessions, len(listener.expired)) == (2, 1)
+
+
+@scenario
+async def test_sasl_listener_serves_nobody_without_a_session(cluster: FakeCluster) -> None:
+    cluster.require_sasl({"me": "right"})
+    client = await RawClient.connect(cluster)
+    refused = await client.ask(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
+    assert refused.error_code == Code.UNSUPPORTED_SASL_MECHANISM
+    assert list(refused.mechanisms) == ["PLAIN"]
+    wrong = await authenticate(client, b"wrong")
+    assert wrong.error_code == Code.SASL_AUTHENTICATION_FAILED
+    with pytest.raises(Closed):
+        await client.ask(MetadataRequest(), 9)
+    client = await RawClient.connect(cluster)
+    assert (await authenticate(client, b"right")).error_code == 0
+    await asyncio.sleep(500.0)
+    await client.ask(MetadataRequest(), 9)
+    await client.close()
+
+
+@scenario
+async def test_client_is_throttled_once_it_is_authenticated(cluster: FakeCluster) -> None:
+    cluster.require_sasl({"me": "right"})
+    cluster.throttle(700)
+    client = await RawClient.connect(cluster)
+    assert (await client.ask(ApiVersionsRequest(), 3)).throttle_time_ms == 0
+    await authenticate(client, b"right")
+    assert (await client.ask(MetadataRequest(), 9)).throttle_time_ms == 700
+    await client.close()
+
+
+@pytest.mark.parametrize(("profile", "highest"), [("1.0", 0), ("2.4", 1), ("4.3", 2)])
+def test_sasl_versions_are_those_of_the_release(profile: str, highest: int) -> None:
+    cluster = FakeCluster(1, version_profile=profile)
+    cluster.require_sasl({})
+    ranges = cluster.brokers[1].profile.ranges
+    assert (ranges[17], ranges[36]) == ((0, 1), (0, highest))
+
+
+@scenario
+async def test_sasl_without_a_listener_is_out_of_place(cluster: FakeCluster) -> None:
+    listener = cluster.require_sasl({})
+    client = await RawClient.connect(cluster)
+    cluster.sasl = None
+    assert (await authenticate(client, b"right")).error_code == Code.ILLEGAL_SASL_STATE
+    assert listener.sessions == 0
     await client.close()
 
 

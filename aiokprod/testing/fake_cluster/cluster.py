@@ -29,6 +29,7 @@ from aiokprod.testing.fake_cluster.control import (
 from aiokprod.testing.fake_cluster.framing import Request
 from aiokprod.testing.fake_cluster.log import StoredRecord
 from aiokprod.testing.fake_cluster.profiles import NEWEST, PRODUCE, profile_named
+from aiokprod.testing.fake_cluster.sasl import SaslListener
 from aiokprod.testing.fake_cluster.telemetry import ClientTelemetry
 from aiokprod.testing.fake_cluster.topology import Partition, Topic
 from aiokprod.testing.fake_cluster.transactions import TransactionModel
@@ -111,6 +112,7 @@ class FakeCluster(FakeClusterAdmin):
             may be in the log.
         duplicates: number of batches recognised as already in the log.
         sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
+        sasl: the authentication that `require_sasl` demands; None without SASL.
         telemetry: the subscription of `subscribe`, with the pushed metrics; None without one.
     """
 
@@ -154,6 +156,7 @@ class FakeCluster(FakeClusterAdmin):
         self.duplicates = 0
         self.sends_while_throttled = 0
         self.telemetry: ClientTelemetry | None = None
+        self.sasl: SaslListener | None = None
         self.next_producer_id = 0
         self.first_epoch = 0
         self._creating: set[str] = set()
@@ -291,6 +294,19 @@ class FakeCluster(FakeClusterAdmin):
             ranges = broker.profile.ranges | {71: (0, 0), 72: (0, 0)}
             broker.profile = replace(broker.profile, ranges=ranges)
         return self.telemetry
+
+    def require_sasl(self, users: dict[str, str], lifetime_s: float = 0.0) -> SaslListener:
+        """Serve only clients that authenticate with SASL/PLAIN. Call `SaslListener.offer` for a
+        broker that is started with another version.
+
+        Args:
+            users: password by user name.
+            lifetime_s: seconds after which they have to authenticate again, 0 = never (KIP-368).
+        """
+        self.sasl = SaslListener(users, lifetime_s)
+        for broker in self.brokers.values():
+            self.sasl.offer(broker)
+        return self.sasl
 
     def log(self, topic: str, partition: int) -> list[StoredRecord]:
         """The records of a partition, by offset."""

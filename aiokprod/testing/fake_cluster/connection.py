@@ -37,12 +37,19 @@ listed, every version. Source: Java `AbstractResponse.shouldClientThrottle` of e
 
 
 class ServerConnection(asyncio.Protocol):
-    """A connection to a broker. `link` is None over real sockets."""
+    """A connection to a broker.
+
+    Attributes:
+        link: None over real sockets.
+        session_ends_at: loop time at which its SASL session expires; None before it is
+            authenticated.
+    """
 
     def __init__(self, broker: FakeBroker, link: Link | None) -> None:
         self.broker = broker
         self.link = link
         self.is_lost = False
+        self.session_ends_at: float | None = None
         self.frames: deque[bytes] = deque()
         self._buffer = bytearray()
         self._busy = False
@@ -138,6 +145,9 @@ class ServerConnection(asyncio.Protocol):
             cluster.note_violation(f"{self!r}: {error}")
             self.close()
             return
+        if cluster.sasl is not None and not cluster.sasl.admits(request):
+            self.close()
+            return
         cluster.note_request(request)
         reaction = cluster.script.reaction_to(request)
         if reaction.gate is not None:
@@ -199,7 +209,9 @@ class ServerConnection(asyncio.Protocol):
         throttle_s = 0.0
         if message is not None:
             assert isinstance(message, RESPONSES[request.api_key])
-            message = self.broker.throttled(message)
+            if self.broker.cluster.sasl is None or self.session_ends_at is not None:
+                # Quotas are those of a user: no client is throttled before its authentication.
+                message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
             # A response to ApiVersions v0 has no throttle_time_ms, so the client may send at once.
             tells = request.api_key != API_VERSIONS or request.version > 0
