@@ -181,6 +181,7 @@ class Runtime:
         )
         self.watch = DeliveryWatch(self, shortest_stall(config))
         self.metadata.on_change(self._on_snapshot)
+        self.metadata.queued = self._queued_topics
 
     def _producer_state(self) -> ProducerState:
         if self.config.transactional_id is not None:
@@ -430,6 +431,9 @@ class Runtime:
         if self._coordinators is not None:
             self._coordinators.on_snapshot(snapshot)
         self.observer.on_metadata_updated(snapshot)  # last, because an observer may send records
+
+    def _queued_topics(self) -> set[str]:
+        return {batch.topic_partition.topic for batch in list(self.accumulator.incomplete)}
 
     def is_connected(self, node_id: int) -> bool:
         """True if there is a connection to a broker that accepts requests, or did until now."""

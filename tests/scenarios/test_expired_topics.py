@@ -71,6 +71,31 @@ def test_tables_shrink_when_thousands_of_partitions_are_used_no_more() -> None:
     play(main)
 
 
+def test_topic_with_records_queued_is_kept_although_nothing_of_it_is_sent() -> None:
+    """Its leader cannot be reached for longer than metadata_max_idle_ms."""
+
+    async def main() -> None:
+        async with harness(partitions=1, request_timeout_ms=2_000, **IDLE) as (
+            cluster, producer, history,
+        ):  # fmt: skip
+            await history.send()
+            leader = cluster.leader_of("t", 0)
+            cluster.pause(leader.broker_id)
+            cluster.network.hang(leader.host, leader.port)
+            waiting = history.send_later()
+            kept = []
+            runtime_of(producer).metadata.on_change(lambda new: kept.append("t" in new.topics))
+            await asyncio.sleep(30)
+            cluster.network.hang(leader.host, leader.port, False)
+            cluster.resume(leader.broker_id)
+            assert (await waiting).acked
+            assert all(kept)
+            await asyncio.sleep(10)
+            assert not kept[-1]
+
+    play(main)
+
+
 @pytest.mark.parametrize("returns", [True, False])
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(

@@ -68,6 +68,8 @@ class Metadata:
             Written by the updater.
         waits: number of calls that wait for a topic, and the time since which at least one does, by
             topic.
+        queued: returns the topics with queued records. They are kept although nothing of them may
+            have been sent for metadata_max_idle_ms, because their leaders cannot be reached.
         on_waiting: called when a call begins to wait for a topic; None for no call.
     """
 
@@ -92,6 +94,7 @@ class Metadata:
 
         self.waits: dict[str, TopicWait] = {}
         self.on_waiting: Callable[[], None] | None = None
+        self.queued: Callable[[], Iterable[str]] = tuple
 
         self._topics = TrackedTopics(
             config.metadata_max_idle_ms / 1000,
@@ -318,6 +321,8 @@ class Metadata:
     def plan(self, now: float) -> UpdatePlan:
         """The content of a request that is about to be sent. `update`, `failed` or `fatal` must
         follow."""
+        for topic in self.queued():
+            self._topics.keep(topic, now)
         full = self._schedule.full_due(now)
         if full:
             topics = tuple(n for n in self._topics.names() if self._topics.retain(n, now))

@@ -100,6 +100,11 @@ class TrackedTopics:
         if is_new:
             self._on_new()
 
+    def keep(self, topic: str, now: float) -> None:
+        """Like `mark_used`, for a topic that is in use already."""
+        if topic in self._expires_at:
+            self._expires_at[topic] = now + self._max_idle
+
     def retain(self, topic: str, now: float) -> bool:
         """True if the topic is still in use. A topic that has been idle for max_idle seconds is
         forgotten here, unless no response has contained it yet."""
