@@ -143,6 +143,8 @@ class DrainReport:
     by_topic: tuple[TopicDrain, ...] = ()
 
     def __str__(self) -> str:
+        if not (self.delivered or self.failed or self.undelivered) and self.complete:
+            return f"no record was pending ({self.elapsed_s:.3f} s)"
         late = sum(batch.records for batch in self.undelivered)
         text = f"{self.delivered} records delivered and {self.failed} failed"
         if late:

@@ -9,10 +9,12 @@ with the client under test for the GIL.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 START_TIMEOUT: Final = 30.0
@@ -104,5 +106,21 @@ def serve(nodes: int) -> None:
         sys.stdin.read()
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`python -m aiokprod.testing.mock_cluster`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m aiokprod.testing.mock_cluster",
+        description="Runs librdkafka's mock brokers until standard input closes. The first line of "
+        "the output has their bootstrap servers. Needs confluent-kafka.",
+    )
+    parser.add_argument(
+        "nodes", nargs="?", type=int, default=3, metavar="N", help="number of brokers (3)"
+    )
+    nodes: int = parser.parse_args(arguments).nodes
+    if nodes < 1:
+        parser.error("N must be 1 or more")
+    serve(nodes)
+
+
 if __name__ == "__main__":
-    serve(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    main()

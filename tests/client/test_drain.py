@@ -135,6 +135,19 @@ def test_drain_report_of_a_producer_that_was_not_started_is_empty() -> None:
     play(main, "a")
 
 
+def test_drain_report_after_all_outcomes_says_that_nothing_was_pending() -> None:
+    """Its counts are those of the drain, not of the producer."""
+
+    async def main(cluster: FakeCluster) -> None:
+        producer = make_producer(cluster)
+        await producer.send("a", b"v")
+        report = await producer.close()
+        assert report == DrainReport(0, 0, (), report.elapsed_s, True)
+        assert str(report) == f"no record was pending ({report.elapsed_s:.3f} s)"
+
+    play(main, "a")
+
+
 def test_drain_report_of_a_cancelled_close_is_available() -> None:
     async def main(cluster: FakeCluster) -> None:
         producer = make_producer(cluster)

@@ -21,11 +21,16 @@ class _Hangup(asyncio.Protocol):
 
 @asynccontextmanager
 async def serve_tcp(
-    cluster: FakeCluster, host: str = "127.0.0.1", *, tls: ssl.SSLContext | None = None
+    cluster: FakeCluster,
+    host: str = "127.0.0.1",
+    *,
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
-    """Let every broker listen on a free port; yields the bootstrap addresses.
+    """Let every broker listen on a port; yields the bootstrap addresses.
 
     Args:
+        port: the port of the first broker; the others have the next ones. 0: free ports.
         tls: SSL context of the server, for TLS listeners.
 
     Killing, stopping and starting brokers works as without TCP, except that the port of a dead
@@ -34,8 +39,9 @@ async def serve_tcp(
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []
     try:
-        for broker in cluster.brokers.values():
-            server = await loop.create_server(_acceptor(broker), host, 0, ssl=tls)
+        for index, broker in enumerate(cluster.brokers.values()):
+            at = port + index if port else 0
+            server = await loop.create_server(_acceptor(broker), host, at, ssl=tls)
             servers.append(server)
             broker.host, broker.port = server.sockets[0].getsockname()[:2]
         yield cluster.bootstrap_servers
