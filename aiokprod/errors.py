@@ -157,7 +157,8 @@ class KafkaError(Exception):
 
     @property
     def retriable(self) -> bool:
-        """True if the same call may succeed later."""
+        """True if the same call may succeed later, even if `outcome` is UNKNOWN: look at that
+        first, because a repeated call may then store the record twice."""
         return self.__retriable
 
     @property

@@ -468,6 +468,9 @@ class Producer(Generic[K, V]):
             BrokerError: the broker rejected it; see `.code` and `.outcome`.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
 
+        Of an error, look at `.outcome` first: only if it is not UNKNOWN may the record be sent
+        again without being stored twice. `.retriable` is True for UNKNOWN outcomes, too.
+
         Cancellation withdraws the record if its batch has not been encoded for sending; otherwise
         only the wait ends, and the record is still delivered or fails.
         """

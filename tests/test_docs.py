@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,24 @@ def test_testing_page_names_methods_and_reactions_that_exist() -> None:
 def test_python_in_the_docs_compiles(path: Path) -> None:
     for example in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
         compile(example, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*DOCS.glob("*.md"), *DOCS.glob("migration/*.md")]), ids=lambda path: path.stem
+)
+def test_pages_for_users_link_only_pages_of_the_folder(path: Path) -> None:
+    """Someone may have only this folder; the index says where the other files are."""
+    for name in re.findall(r"\]\((\.\./[^)#]+)", path.read_text(encoding="utf-8")):
+        inside = (path.parent / name).resolve().is_relative_to(DOCS)
+        assert inside or path.name == "index.md", name
+
+
+def test_readme_and_pyproject_have_the_same_extras() -> None:
+    with (DOCS.parent / "pyproject.toml").open("rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    named = readme.split("The extras are ")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([\w-]+)`", named)) == extras
 
 
 def test_index_links_every_page_once() -> None:

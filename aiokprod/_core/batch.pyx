@@ -63,8 +63,18 @@ cdef enum:  # kinds of callbacks
 
 @cython.freelist(64)
 cdef class RecordMetadata:
-    """Partition and offset of an acknowledged record. `offset` is None if the broker did not return
-    it."""
+    """The place of an acknowledged record. Immutable, comparable, hashable, and pickles.
+
+    Attributes:
+        topic (str): the topic.
+        partition (int): the partition.
+        offset (int | None): the offset; None with acks=0, and for a batch that the broker
+            recognised as a duplicate without returning the offset of the first one.
+        timestamp_ms (int): Unix time in ms: that of the record, or of the append if the topic has
+            message.timestamp.type=LogAppendTime.
+        serialized_key_size (int): bytes of the key; -1 without a key.
+        serialized_value_size (int): bytes of the value; -1 for a tombstone.
+    """
 
     __match_args__ = ("topic", "partition", "offset", "timestamp_ms",
                       "serialized_key_size", "serialized_value_size")
