@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = {
     "applications.md": ["Serving", "Handlers"],
     "errors.md": ["Reacting to an error"],
+    "observability.md": ["Several producers or applications in a process"],
     "testing.md": ["With pytest", "Broker failures", "Web services", "Clusters in other processes"],
     "tuning.md": ["Settings by topic", "Three starting points"],
 }

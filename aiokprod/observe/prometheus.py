@@ -7,6 +7,9 @@
 
     REGISTRY.register(collector(producer))
 
+A registry takes one collector: give it all producers of the process, and each application in tests
+a separate `CollectorRegistry`.
+
 Needs the extra `prometheus`. docs/observability.md has examples and the names.
 """
 
