@@ -13,9 +13,22 @@ from aiokprod._core.append cimport submit_to
 from aiokprod._core.batch cimport RecordMetadata
 from aiokprod._core.callbacks cimport OutcomeReceiver
 
-cdef extern from "Python.h":
-    ctypedef struct PyTypeObject:
-        object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
+cdef extern from *:
+    """
+    /* A new tuple of a subclass with empty items. Since Python 3.14 a tuple keeps its hash; the 0
+       that `tp_alloc` leaves there would be taken for one. */
+    static PyObject *aiokprod_new_tuple(PyObject *cls, Py_ssize_t size)
+    {
+        PyObject *fields = ((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, size);
+    #if PY_VERSION_HEX >= 0x030E0000
+        if (fields != NULL) {
+            ((PyTupleObject *)fields)->ob_hash = -1;
+        }
+    #endif
+        return fields;
+    }
+    """
+    object new_tuple "aiokprod_new_tuple"(object cls, Py_ssize_t size)
 
 cdef object CREATE_TIME = 0
 
@@ -86,8 +99,7 @@ cdef class FutureResults:
             self.partition = metadata.partition
             self.number = metadata.partition
         # The constructor of a named tuple is a Python function, and it copies a tuple.
-        cdef PyTypeObject* cls = <PyTypeObject*>self.metadata_type
-        cdef object converted = cls.tp_alloc(cls, 7)
+        cdef object converted = new_tuple(self.metadata_type, 7)
         set_field(converted, 0, metadata.topic)
         set_field(converted, 1, self.number)
         set_field(converted, 2, self.place)
