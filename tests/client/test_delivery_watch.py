@@ -280,6 +280,31 @@ async def test_health_does_not_alternate_while_calls_time_out_in_an_outage(
 
 
 @in_virtual_time
+async def test_health_is_ok_after_a_record_was_cancelled_within_milliseconds() -> None:
+    """The seconds afterwards, in which no record waited, are no sign of an outage."""
+    cluster = FakeCluster(1)
+    cluster.create_topic("t", 1)
+    async with Producer[bytes, bytes](
+        bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(), linger_ms=0
+    ) as producer:
+        await producer.send("t", b"x")
+        cluster.kill(1)
+        await asyncio.sleep(0.01)
+        cancelled = await producer.submit("t", b"y")
+        await asyncio.sleep(0.01)
+        assert cancelled.cancel()
+        assert cancelled.withdrawn
+        cluster.start(1)
+        await asyncio.sleep(8.0)
+        cluster.pause(1)
+        waiting = await producer.submit("t", b"z")
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        assert producer.health().ok, producer.health()
+        cluster.resume(1)
+
+
+@in_virtual_time
 async def test_health_is_ok_if_cancelled_records_are_followed_by_acknowledged_ones() -> None:
     cluster = FakeCluster(1)
     cluster.create_topic("t", 1)

@@ -20,6 +20,10 @@ OUTAGE_KEPT_S: Final = 10.0
 """Seconds without waiting records after which an outage is assumed to be over: whether it has ended
 is then unknown."""
 
+_IDLE_SHARE: Final = 3
+"""An idle time counts as part of an outage up to this multiple of the time for which records have
+waited: one that was given up after milliseconds says little about the seconds after it."""
+
 
 class PartitionQueue(PartitionSlot):
     """The batches of one partition in the order in which they must be sent.
@@ -90,14 +94,17 @@ class PartitionQueue(PartitionSlot):
 
         This is the end of the linger of `batch`, its oldest one, or the last acknowledgment if that
         is later. If records were given up at most `OUTAGE_KEPT_S` before the batch was opened, and
-        nothing was acknowledged since, it is the time at which the wait of those began.
+        nothing was acknowledged since, the time for which those waited counts too, and so does the
+        time without a waiting record after it, up to `_IDLE_SHARE` times the former.
         """
         since = max(batch.created_at + self.settings.linger, self.acknowledged_at)
         if (
             self.given_up_at > self.acknowledged_at
             and batch.created_at - self.given_up_at <= OUTAGE_KEPT_S
         ):
-            return min(since, self.unacknowledged_since)
+            waited = self.given_up_at - self.unacknowledged_since
+            idle = max(0.0, since - self.given_up_at - _IDLE_SHARE * waited)
+            return min(since, self.unacknowledged_since + idle)
         return since
 
     def insert(self, batch: ProducerBatch) -> None:
