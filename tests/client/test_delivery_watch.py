@@ -222,7 +222,7 @@ async def test_records_that_expire_do_not_end_the_outage() -> None:
 
 
 @pytest.mark.parametrize("delivery_timeout_ms", [3_000, 120_000])
-@pytest.mark.parametrize("per_s", [0.5, 2, 20, 200])
+@pytest.mark.parametrize("per_s", [0.5, 2, 20, pytest.param(200, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("case", ["all frozen", "all dead"])
 @in_virtual_time
 async def test_health_does_not_alternate_while_calls_time_out_in_an_outage(
