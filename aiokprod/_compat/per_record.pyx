@@ -17,6 +17,16 @@ cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         object (*tp_alloc)(PyTypeObject*, Py_ssize_t)
 
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030E0000
+    #define AIOKPROD_FORGET_HASH(fields) (((PyTupleObject*)(fields))->ob_hash = -1)
+    #else
+    #define AIOKPROD_FORGET_HASH(fields) ((void)0)
+    #endif
+    """
+    void forget_hash "AIOKPROD_FORGET_HASH"(object fields) noexcept
+
 cdef object CREATE_TIME = 0
 
 
@@ -88,6 +98,7 @@ cdef class FutureResults:
         # The constructor of a named tuple is a Python function, and it copies a tuple.
         cdef PyTypeObject* cls = <PyTypeObject*>self.metadata_type
         cdef object converted = cls.tp_alloc(cls, 7)
+        forget_hash(converted)  # tuples of Python 3.14 keep their hash; -1 means unknown
         set_field(converted, 0, metadata.topic)
         set_field(converted, 1, self.number)
         set_field(converted, 2, self.place)
@@ -117,7 +128,7 @@ cdef class FutureResult(OutcomeReceiver):
         return 0
 
 
-def encoded_headers(content_type, dict headers not None):
+def encoded_headers(content_type, headers not None):
     """The headers of a FastStream message as pairs of str and bytes.
 
     Args:
@@ -125,10 +136,12 @@ def encoded_headers(content_type, dict headers not None):
             an empty one.
         headers: str or None by name.
     """
+    # A union with an OrderedDict or another mapping has the type of that.
+    cdef dict by_name = headers if type(headers) is dict else dict(headers)
     cdef list pairs = []
     cdef object name, value
-    pairs.append(("content-type", _encoded(headers.get("content-type", content_type))))
-    for name, value in headers.items():
+    pairs.append(("content-type", _encoded(by_name.get("content-type", content_type))))
+    for name, value in by_name.items():
         if name != "content-type":
             pairs.append((name, _encoded(value)))
     return pairs
