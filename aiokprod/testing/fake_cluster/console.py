@@ -124,7 +124,7 @@ async def serve(cluster: FakeCluster, host: str, port: int) -> None:
 
         def read() -> None:
             # The output is written in this thread too: if its reader is slow or absent, the brokers
-            # go on. No buffers, whose locks this thread would hold when the interpreter exits.
+            # continue. No buffers, whose locks this thread would hold when the interpreter exits.
             with (
                 contextlib.suppress(OSError, RuntimeError),  # RuntimeError: the loop is closed
                 open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines,
