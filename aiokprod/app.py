@@ -403,7 +403,7 @@ class HttpStatus:
     Attributes:
         status: the HTTP status.
         error: the text of the error. It names topics, partitions and brokers; it has no key, value
-            or credential.
+            or credential, unless the text of a broker quotes them.
         outcome: whether the record can be in the log.
         may_repeat: the client may send the same request again: this may succeed, and cannot store
             the record twice.
@@ -467,7 +467,8 @@ def http_status(error: KafkaError | TimeoutError, *, retry_after_s: int = 1) -> 
     Args:
         error: what `send`, `submit`, `try_submit` or a future raised. A TimeoutError that is no
             KafkaError, such as that of ``future.result(10)`` or `asyncio.timeout`, ended a wait:
-            the outcome is UNKNOWN.
+            the outcome is UNKNOWN. An error of a `BulkResult` is about one record: others of the
+            call may be in the log, so that a repeated request may store these twice.
         retry_after_s: value of Retry-After, s.
 
     Raises:

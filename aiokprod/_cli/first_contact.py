@@ -17,6 +17,10 @@ LIMIT_S: Final = 10.0
 """Seconds for which bootstrap servers that refuse are tried again, unless max_block_ms is given: a
 broker may be starting."""
 
+RECENT_S: Final = 3.0
+"""Seconds at the end of these in which every server has to fail once more: one that has not may
+have started meanwhile, and be slow."""
+
 
 async def connected(
     options: Namespace, config: ProducerConfig, environment: Environment | None = None
@@ -69,6 +73,9 @@ async def _give_up(watch: BootstrapWatch) -> None:
     end = loop.time() + LIMIT_S
     error: KafkaError | None = await watch.wait(None)
     if error is not None:
+        if loop.time() < end - RECENT_S:
+            await asyncio.sleep(end - RECENT_S - loop.time())
+            watch.forget_failures()
         await asyncio.sleep(end - loop.time())
         error = await watch.wait(None)
     if error is not None:

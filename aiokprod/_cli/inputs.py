@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import json
 import sys
 from argparse import Namespace
@@ -19,7 +20,9 @@ BLOCK: Final = 1 << 20
 """Bytes read at a time."""
 ROWS: Final = 10_000
 """Rows of a block of CSV or Parquet."""
-
+FIELD: Final = 64 << 20
+"""Characters of a field of CSV, in which a quote may be unclosed. Brokers limit records far below
+this."""
 
 SHOWN: Final = 10
 """Malformed lines that are described one by one."""
@@ -324,15 +327,17 @@ def _json_key(line: bytes, field: str | None) -> bytes | None:
 
 def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
     """A JSON object for each row, with the names of the first row."""
+    csv.field_size_limit(max(csv.field_size_limit(), FIELD))
     lines = _Lines(file)
     rows = csv.reader(lines, strict=True)
     builder = _Builder(name, options)
     total = 0
-    columns = _columns(name, rows, options)
+    columns = _columns(name, rows, lines, options)
     field = options.key_field
     at = {column: index for index, column in enumerate(columns)}
     while columns:
-        before, line = lines.taken, rows.line_num
+        before, line = lines.taken, lines.count
+        lines.row.clear()
         try:
             row = next(rows, None)
             if row is None:
@@ -342,9 +347,11 @@ def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
             value = _object(columns, row)
         except (csv.Error, Malformed) as error:
             total += 1
-            where = f"line {rows.line_num}"
-            if rows.line_num > line + 1:
-                where = f"lines {line + 1} to {rows.line_num}"
+            if isinstance(error, csv.Error):
+                _skip_row(name, lines)
+            where = f"line {lines.count}"
+            if lines.count > line + 1:
+                where = f"lines {line + 1} to {lines.count}"
             yield from builder.malformed(total, where, str(error), before)
         else:
             total += 1
@@ -354,20 +361,30 @@ def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
     yield from builder.take(total, lines.taken)
 
 
-def _columns(name: str, rows: Any, options: Namespace) -> list[str]:
+def _skip_row(name: str, lines: _Lines) -> None:
+    """Read the rest of a row that the strict reader has refused: a quoted field after the mistake
+    may have more lines, which are no rows."""
+    lenient = csv.reader(itertools.chain(tuple(lines.row), lines))
+    try:
+        next(lenient, None)
+    except csv.Error as error:
+        raise InputError(f"{name}, line {lines.count}: {error}; the row has no end") from None
+
+
+def _columns(name: str, rows: Any, lines: _Lines, options: Namespace) -> list[str]:
     """The first row; empty if there is none."""
     try:
         columns: list[str] = next((row for row in rows if row), [])
         "".join(columns).encode()
     except csv.Error as error:
-        raise InputError(f"{name}, line {rows.line_num}: {error}") from None
+        raise InputError(f"{name}, line {lines.count}: {error}") from None
     except UnicodeEncodeError:
-        raise InputError(f"{name}, line {rows.line_num}: not UTF-8") from None
+        raise InputError(f"{name}, line {lines.count}: not UTF-8") from None
     field = options.key_field
     if columns and field is not None and field not in columns:
         listed = ", ".join(map(repr, columns[:NAMED])) + (", ..." if columns[NAMED:] else "")
         raise InputError(
-            f"{name}, line {rows.line_num}: no column {field!r}: the columns are {listed}"
+            f"{name}, line {lines.count}: no column {field!r}: the columns are {listed}"
         )
     return columns
 
@@ -387,6 +404,8 @@ class _Lines:
 
     Attributes:
         taken: bytes of the lines that were returned.
+        count: their number.
+        row: those of the current row, which its reader clears.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -398,6 +417,8 @@ class _Lines:
             newline="",
         )
         self.taken = 0
+        self.count = 0
+        self.row: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -406,6 +427,8 @@ class _Lines:
         line = self._text.readline()
         if not line:
             raise StopIteration
+        self.count += 1
+        self.row.append(line)
         if not self.taken and self._file.head == codecs.BOM_UTF8:
             self.taken = len(codecs.BOM_UTF8)
         self.taken += len(line if line.isascii() else line.encode(errors="surrogateescape"))

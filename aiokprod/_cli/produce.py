@@ -38,8 +38,10 @@ class ProduceReport:
 
     Attributes:
         acknowledged: number of records in the log.
+        unacknowledged: number of records sent with acks=0: whether they are in the log is not
+            known.
         failed: number of failed records by outcome: not_sent, rejected, unknown.
-        bytes: size of the values in calls whose records were acknowledged.
+        bytes: size of the values in calls whose records were acknowledged, or sent with acks=0.
         seconds: from the first read to the last outcome.
         complete_to: the last position up to which every record is acknowledged; None if there is
             none.
@@ -51,6 +53,7 @@ class ProduceReport:
     """
 
     acknowledged: int = 0
+    unacknowledged: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     seconds: float = 0.0
@@ -63,7 +66,7 @@ class ProduceReport:
 
     @property
     def ok(self) -> bool:
-        """True if every record of the whole input was acknowledged."""
+        """True if every record of the whole input was acknowledged, or sent with acks=0."""
         complete = self.problem is None and self.interrupted is None
         return complete and not self.failed and not self.skipped_count
 
@@ -72,6 +75,7 @@ class ProduceReport:
         place = self.complete_to
         return {
             "acknowledged": self.acknowledged,
+            "unacknowledged": self.unacknowledged,
             "failed": {name: self.failed[name] for name in ("not_sent", "rejected", "unknown")},
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
@@ -92,9 +96,11 @@ class ProduceReport:
 
     def lines(self) -> Iterator[str]:
         """For `--report text`."""
-        rate = self.acknowledged / self.seconds if self.seconds else 0.0
+        count = self.acknowledged or self.unacknowledged
+        rate = count / self.seconds if self.seconds else 0.0
+        done = "sent, without acknowledgements (acks=0)," if self.unacknowledged else "acknowledged"
         yield (
-            f"{self.acknowledged:,} records acknowledged in {self.seconds:.2f} s "
+            f"{count:,} records {done} in {self.seconds:.2f} s "
             f"({rate:,.0f} records/s, {self.bytes / 1e6 / (self.seconds or 1):,.1f} MB/s)"
         )
         place = self.complete_to
@@ -127,7 +133,7 @@ class ProduceReport:
                 "the first record of the input is not among the acknowledged ones: there is no "
                 "record up to which everything is in the log"
             )
-        if self.failed["unknown"]:
+        if self.failed["unknown"] or self.unacknowledged:
             return "no record of the input is known to be in the log"
         return "no record of the input is in the log"
 
@@ -209,6 +215,7 @@ class ProduceRun:
         self._options = options
         self._producer = producer
         self._headers = headers_of(options)
+        self._acknowledged = producer._config.required_acks != 0
         self._call: asyncio.Task[BulkResult] | None = None
         self._stop = asyncio.Event()
         self.report = ProduceReport()
@@ -246,7 +253,7 @@ class ProduceRun:
                     await self._send(taken)
                 self._count_skipped(taken)
                 report.seconds = time.monotonic() - began
-                line.show(report.acknowledged, report.bytes)
+                line.show(report.acknowledged + report.unacknowledged, report.bytes)
                 if report.failed and not (self._options.keep_going or self._stop.is_set()):
                     report.problem = "stopped after the first failed records; --keep-going reads on"
                     break
@@ -317,7 +324,10 @@ class ProduceRun:
         settled = len(result)
         for error in errors.values():
             report.failed[error.outcome.value] += 1
-        report.acknowledged += settled - len(errors)
+        if self._acknowledged:
+            report.acknowledged += settled - len(errors)
+        else:
+            report.unacknowledged += settled - len(errors)
         report.bytes += sum(map(size_of, taken)) * settled // sum(block.count for block in taken)
         for position, error in list(errors.items())[: SHOWN_ERRORS - len(report.errors)]:
             self._note(place_of(taken, position), error)
@@ -327,7 +337,7 @@ class ProduceRun:
                 good = min(good, sum(before.count for before in taken[:index]))
                 break
         is_prefix = not report.failed or sum(report.failed.values()) == len(errors)
-        if good and is_prefix and not report.skipped_count:
+        if good and is_prefix and self._acknowledged and not report.skipped_count:
             report.complete_to = place_of(taken, good - 1)
 
     def _count_skipped(self, taken: Sequence[Block]) -> None:

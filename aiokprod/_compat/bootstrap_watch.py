@@ -30,6 +30,10 @@ class BootstrapWatch(Observer):
         self._given_up = True
         self._notify()
 
+    def forget_failures(self) -> None:
+        """Wait until every server has failed again."""
+        self._failed.clear()
+
     def reset(self) -> None:
         """Forget the metadata and the failures, for a new producer."""
         self._failed.clear()

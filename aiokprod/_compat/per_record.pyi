@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 from aiokprod._core.batch import Delivery, RecordMetadata
@@ -38,7 +38,7 @@ class FutureResults:
 class FutureResult(OutcomeReceiver): ...
 
 def encoded_headers(
-    content_type: str | None, headers: dict[str, Any]
+    content_type: str | None, headers: Mapping[str, Any]
 ) -> list[tuple[str, bytes]]: ...
 def size_of_bytes(bodies: Iterable[object]) -> int: ...
 def random_uuid() -> str: ...

@@ -129,7 +129,7 @@ cdef class FutureResult(OutcomeReceiver):
         return 0
 
 
-def encoded_headers(content_type, dict headers not None):
+def encoded_headers(content_type, headers not None):
     """The headers of a FastStream message as pairs of str and bytes.
 
     Args:
@@ -137,10 +137,12 @@ def encoded_headers(content_type, dict headers not None):
             an empty one.
         headers: str or None by name.
     """
+    # A union with an OrderedDict or another mapping has the type of that.
+    cdef dict by_name = headers if type(headers) is dict else dict(headers)
     cdef list pairs = []
     cdef object name, value
-    pairs.append(("content-type", _encoded(headers.get("content-type", content_type))))
-    for name, value in headers.items():
+    pairs.append(("content-type", _encoded(by_name.get("content-type", content_type))))
+    for name, value in by_name.items():
         if name != "content-type":
             pairs.append((name, _encoded(value)))
     return pairs

@@ -65,6 +65,10 @@ _DEFAULTS: Final = {
 }
 """The values that FastStream passes to aiokafka for arguments that the application did not give."""
 
+_PUBLISH: Final = KafkaBroker.publish
+_PUBLISH_BATCH: Final = KafkaBroker.publish_batch
+"""FastStream's own methods: tests mock them, and instrumentations wrap them, in the class."""
+
 
 class BatchMetadata(RecordMetadata):
     """The result of `publish_batch`: partition and offset of its first record.
@@ -421,7 +425,11 @@ class AiokprodKafkaBroker(KafkaBroker):
     ) -> asyncio.Future[RecordMetadata] | RecordMetadata:
         """Send one message: see `KafkaBroker.publish`."""
         producer = self._direct_producer()
-        if producer is None or isinstance(message, Response):  # that may have a key
+        if (
+            producer is None
+            or isinstance(message, Response)  # that may have a key
+            or KafkaBroker.publish is not _PUBLISH
+        ):
             return await super().publish(
                 message,
                 topic,
@@ -451,7 +459,7 @@ class AiokprodKafkaBroker(KafkaBroker):
         """Send any number of messages: see `AiokprodFastProducer.publish_batch`."""
         producer = self._direct_producer()
         size = -1 if producer is None else size_of_bytes(messages)
-        if producer is None or size < 0:
+        if producer is None or size < 0 or KafkaBroker.publish_batch is not _PUBLISH_BATCH:
             return await super().publish_batch(
                 *messages,
                 topic=topic,

@@ -12,6 +12,8 @@ from aiokprod._cli.first_contact import LIMIT_S, connected
 from aiokprod._cli.settings import config_of
 from aiokprod.errors import AuthorizationError, DialError, KafkaError, MetadataTimeout
 from aiokprod.testing import FakeCluster, run
+from aiokprod.testing.api import Api
+from aiokprod.testing.fake_cluster.control import answer_late
 from aiokprod_cli import parser
 
 
@@ -70,6 +72,20 @@ def test_brokers_that_start_in_time_are_found() -> None:
     error, seconds = contact(cluster, then=start)
     assert error is None
     assert LIMIT_S / 2 < seconds < LIMIT_S
+
+
+@pytest.mark.parametrize("api", [Api.METADATA, Api.API_VERSIONS])
+def test_brokers_that_start_in_time_may_be_slow(api: Api) -> None:
+    cluster = all_dead()
+
+    def start() -> None:
+        cluster.start(1)
+        cluster.start(2)
+        cluster.control(api, lambda _: answer_late(8))
+
+    error, seconds = contact(cluster, then=start)
+    assert error is None
+    assert seconds > LIMIT_S
 
 
 @pytest.mark.parametrize("name", ["max.block.ms", "max_block_ms"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import os
 import re
@@ -68,6 +69,23 @@ def test_keys_headers_partition_and_codec(
         (b"k2", b"v2"),
     ]
     assert list(first.headers) == [("h", b"1"), ("i", b"")]
+
+
+def test_records_without_acknowledgements_are_not_said_to_be_in_the_log(
+    report: Report, run: Any, served: ServedCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"1\n2\n{\n")
+    served.call(lambda: served.cluster.control(Api.PRODUCE, lambda _: lose_request()))
+    arguments = ("-X", "acks=0", "-X", "enable_idempotence=false", "-f", "jsonl", str(path))
+    found = report(*arguments)
+    assert (found["acknowledged"], found["unacknowledged"]) == (0, 2)
+    assert found["acknowledged_up_to"] is None
+    _, out, _ = run("produce", "-b", served.servers, "-t", "t", *arguments)
+    first, _, last = out.splitlines()
+    assert first.startswith("2 records sent, without acknowledgements (acks=0), in ")
+    assert last == "no record of the input is known to be in the log"
+    assert served.values("t") == []
 
 
 def test_files_are_sent_in_order(report: Report, served: ServedCluster, tmp_path: Path) -> None:
@@ -339,6 +357,45 @@ def test_rows_of_csv_end_where_a_block_says(
     path.write_bytes(start + b"x" * 2_000_000 + b"\r\n4\r\n")
     found = report("-f", "csv", str(path))
     assert found["acknowledged_up_to"] == {"file": str(path), "record": 2, "byte": len(start)}
+
+
+@pytest.mark.parametrize(
+    ("row", "where"),
+    [
+        (b'"1"x,"two\n3,4\n5,6"\n', "lines 2 to 4: ',' expected after '\"'"),
+        (b'"1\n3,4\n"x,5\n', "lines 2 to 4: ',' expected after '\"'"),
+        (b'"1"x,2\n', "line 2: ',' expected after '\"'"),
+        (b'1,"two\n3,4",5\n', "lines 2 to 3: 3 fields"),
+    ],
+)
+def test_lines_of_a_malformed_row_of_csv_are_no_rows(
+    report: Report, served: ServedCluster, tmp_path: Path, row: bytes, where: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"a,b\n" + row + b"7,8\n9\n")
+    skipped = report("-f", "csv", "--keep-going", str(path))["skipped"]
+    assert served.values("t") == [b'{"a": "7", "b": "8"}']
+    lines = row.count(b"\n")
+    assert [each["text"].removeprefix(f"{path}, ") for each in skipped["first"]] == [
+        where + (", the first row has 2" if "fields" in where else ""),
+        f"line {lines + 3}: 1 field, the first row has 2",
+    ]
+
+
+def test_a_field_of_csv_may_be_large(
+    report: Report, served: ServedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'a\n"' + b"x\n" * 100_000 + b'"\n')
+    assert report("-f", "csv", str(path))["acknowledged"] == 1
+    monkeypatch.setattr("aiokprod._cli.inputs.FIELD", 1000)
+    before = csv.field_size_limit(1000)
+    try:
+        found = report("-f", "csv", "--keep-going", str(path))
+    finally:
+        csv.field_size_limit(before)
+    assert found["acknowledged"] == 0
+    assert found["problem"].endswith("field larger than field limit (1000); the row has no end")
 
 
 def test_csv_with_the_line_breaks_of_old_macs(

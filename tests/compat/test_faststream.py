@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import uuid
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
@@ -190,6 +191,8 @@ MESSAGES: list[tuple[Any, dict[str, Any]]] = [
     (b"", {"headers": {"content-type": "x/y", "correlation_id": "own", "reply_to": "r"}}),
     (b"x", {"reply_to": "answers", "headers": {"reply_to": "r"}, "correlation_id": "given"}),
     (KafkaResponse("body", key=b"inner"), {"key": b"outer"}),
+    (b"x", {"headers": OrderedDict(h="x")}),
+    (b"x", {"headers": UserDict(h="x")}),
 ]
 
 
@@ -288,6 +291,32 @@ def test_middlewares_and_derived_brokers_see_each_message(own: bool) -> None:
 
     asyncio.run(main())
     assert seen == [b"x"]
+
+
+@pytest.mark.parametrize("name", ["publish", "publish_batch"])
+def test_a_method_of_faststreams_broker_that_was_replaced_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests mock the methods of the class, and instrumentations wrap them."""
+    called = []
+    original = getattr(KafkaBroker, name)
+
+    async def wrapper(self: KafkaBroker, message: Any, *others: Any, **arguments: Any) -> Any:
+        called.append(message)
+        return await original(self, message, *others, **arguments)
+
+    async def main() -> None:
+        cluster = FakeCluster(default_partitions=1)
+        async with serve_tcp(cluster) as servers:
+            broker = use_aiokprod(KafkaBroker(servers.split(","), logger=None))
+            await broker.connect()
+            monkeypatch.setattr(KafkaBroker, name, wrapper)
+            await getattr(broker, name)(b"x", topic="t")
+            await broker.stop()
+        assert stored(cluster) == [b"x"]
+
+    asyncio.run(main())
+    assert called == [b"x"]
 
 
 def test_the_test_broker_of_faststream_receives_the_messages() -> None:

@@ -114,6 +114,34 @@ def test_a_signal_stops_the_brokers_while_the_input_is_open() -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_brokers_go_on_if_nothing_reads_the_output(closed: bool) -> None:
+    with brokers("--port", "0") as process:
+        servers = first_line(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if closed:
+            process.stdout.close()
+        process.stdin.write("help\n" * 2_000)  # more output than a pipe holds
+        process.stdin.flush()
+
+        async def send() -> None:
+            async with Producer(bootstrap_servers=servers) as producer:
+                await producer.send("t", b"v")
+
+        asyncio.run(send())
+        if closed:
+            process.stdin.write("quit\n")
+        else:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+        process.stdin.close()
+        process.stdout.close()
+        process.stdin = process.stdout = None
+
+
 def test_commands() -> None:
     async def script() -> None:
         cluster = FakeCluster(2)

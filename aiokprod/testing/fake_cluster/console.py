@@ -12,10 +12,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from aiokprod.testing.fake_cluster.broker import FakeBroker
@@ -100,6 +102,13 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="backslashreplace")
 
 
+def _write(text: str) -> None:
+    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
+    with contextlib.suppress(OSError):  # nothing reads the output: execute the commands silently
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
+
+
 async def serve(cluster: FakeCluster, host: str, port: int) -> None:
     """Serve the cluster until `quit` or a signal, and execute the lines of standard input."""
     console = Console(cluster)
@@ -110,19 +119,20 @@ async def serve(cluster: FakeCluster, host: str, port: int) -> None:
     async with serve_tcp(cluster, host, port=port) as servers:
         print(servers, flush=True)
 
-        def execute(line: str) -> None:
-            for text in console.execute(line):
-                print(text)
-            sys.stdout.flush()
+        def execute(line: str, output: Future[str]) -> None:
+            output.set_result("".join(f"{text}\n" for text in console.execute(line)))
 
         def read() -> None:
-            # No buffer, whose lock this thread would hold when the interpreter exits.
+            # The output is written in this thread too: if its reader is slow or absent, the brokers
+            # continue. No buffers, whose locks this thread would hold when the interpreter exits.
             with (
                 contextlib.suppress(OSError, RuntimeError),  # RuntimeError: the loop is closed
                 open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines,
             ):
                 for line in lines:
-                    loop.call_soon_threadsafe(execute, line.decode(errors="replace"))
+                    output: Future[str] = Future()
+                    loop.call_soon_threadsafe(execute, line.decode(errors="replace"), output)
+                    _write(output.result())
 
         if sys.stdin is not None:
             threading.Thread(target=read, name="fake-cluster-input", daemon=True).start()
