@@ -199,7 +199,7 @@ def test_task_that_appends_a_record_may_be_cancelled_by_others() -> None:
             error = record.exception()
             assert isinstance(error, ProducerClosed)
             assert error.outcome is Outcome.NOT_SENT
-        assert producer.metrics()["records_refused"] == 2
+        await until(lambda: producer.metrics()["records_refused"] == 2)
         assert (await asyncio.wrap_future(producer.send_threadsafe("t", b"v"))).offset == 0
 
     play(main)
