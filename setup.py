@@ -15,7 +15,7 @@ PACKAGE = Path("aiokprod")
 # What runs for every record is optimized for speed (-O2 costs 8 % more instructions, except in
 # `batch`), the rest for size: a wheel has 20 extensions.
 PER_RECORD = {"append", "bulk_append", "record_fields", "serialization"}
-FOR_SOME_RECORDS = {"batch", "hooks", "table_appender"}
+FOR_SOME_RECORDS = {"batch", "table_appender"}
 
 
 def flags(module: str) -> list[str]:

@@ -59,7 +59,7 @@ def test_only_what_runs_for_every_record_is_optimized_for_speed(arguments: dict[
     for module in arguments["ext_modules"]:
         levels.setdefault(module.extra_compile_args[0], set()).add(Path(module.sources[0]).stem)
     assert levels["-O3"] == {"append", "bulk_append", "record_fields", "serialization"}
-    assert levels["-O2"] == {"batch", "hooks", "table_appender"}
+    assert levels["-O2"] == {"batch", "table_appender"}
     assert set(levels) == {"-O3", "-O2", "-Os"}
 
 
