@@ -144,8 +144,12 @@ class RecordSubmitter:
     def timed_out(self, delivery: Delivery, timeout: float) -> DeliveryTimeout:
         """The error of `send` if its timeout has ended the wait for the record."""
         runtime = self._lifecycle.started()
-        queue = runtime.accumulator.queue(delivery.topic, delivery.partition)
-        reason = reason_of_partition(runtime, queue, runtime.loop.time())
+        queue = runtime.accumulator.known_queue(delivery.topic, delivery.partition)
+        reason = (
+            "the topic is no longer in use"
+            if queue is None
+            else reason_of_partition(runtime, queue, runtime.loop.time())
+        )
         late = late_error(delivery, timeout, reason)
         runtime.state.gate.on_refused(late)
         if delivery.withdrawn:

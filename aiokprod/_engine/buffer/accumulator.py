@@ -130,6 +130,10 @@ class RecordAccumulator:
             self._partitions[topic] = max(partition + 1, self._partitions.get(topic, 0))
         return queue
 
+    def known_queue(self, topic: str, partition: int) -> PartitionQueue | None:
+        """The queue of a partition, or None if it has none (any longer)."""
+        return self._queues.get(TopicPartition(topic, partition))
+
     def open_new_batch(
         self, topic: TopicSlot, partition: int, size: int, permit: QuotaWaiter | None
     ) -> PartitionQueue:

@@ -15,7 +15,6 @@ from aiokprod.errors import (
     Outcome,
     RecordRejected,
     broker_error,
-    error_code,
 )
 
 if TYPE_CHECKING:
@@ -98,30 +97,19 @@ def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
 
 
 def delivery_timeout_error(
-    batch: ProducerBatch,
-    now: float,
-    network: KafkaError | None,
-    *,
-    leaderless: bool = False,
-    topic_error: int = 0,
-    waits_for: str = "",
+    batch: ProducerBatch, now: float, network: KafkaError | None, waits_for: str = ""
 ) -> DeliveryTimeout:
     """The error of a batch whose delivery deadline has passed.
 
     Args:
         network: the reason why the cluster cannot be reached, if known; it is the cause of the
             error of a batch that was never sent.
-        leaderless: the partition has no leader, according to the brokers.
-        topic_error: error code of the topic in the last response that contained it; 0 if none.
         waits_for: a text about what the batch waits for at the moment, if known.
     """
     attempts = batch.attempts
     code, cause = batch.last_failure
     if not attempts:
         code, cause = "never sent", network
-        if cause is None and leaderless:
-            name = f" ({error_code(topic_error).name})" if topic_error else ""
-            waits_for = f"the partition has no leader{name}"
     reason = code or "no answer yet"
     if cause is not None:
         reason += f": {cause.message}"

@@ -352,15 +352,7 @@ class Sender:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
                 batch.note_unknown(lost=True)  # the callback with its response was interrupted
-            metadata = self._metadata
-            error = delivery_timeout_error(
-                batch,
-                now,
-                metadata.last_error,
-                leaderless=batch.queue.node is None and not metadata.only_bootstrap_nodes,
-                topic_error=metadata.topic_error(batch.queue.topic),
-                waits_for=waits_for,
-            )
+            error = delivery_timeout_error(batch, now, self._metadata.last_error, waits_for)
             self._completion.fail(batch, error)
         return accumulator.next_expiry()
 

@@ -51,7 +51,7 @@ class FakeClusterAdmin:
 
     def unix_ms(self) -> int:
         """The brokers' wall clock, Unix ms."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: `FakeCluster` has the clock
 
     # -- topics ---------------------------------------------------------------------------------
 
