@@ -134,8 +134,8 @@ def expired_record_called_unknown(patch: Patch) -> None:
     deadline. A record whose attempts were all refused before must have a definite outcome."""
     expired = batch_errors.delivery_timeout_error
 
-    def doubtful(batch: Any, now: float, network: Any, **details: Any) -> Any:
-        error = expired(batch, now, network, **details)
+    def doubtful(batch: Any, now: float, network: Any, waits_for: str = "") -> Any:
+        error = expired(batch, now, network, waits_for)
         if batch.maybe_written:
             return error.with_(outcome=Outcome.UNKNOWN)
         return error
