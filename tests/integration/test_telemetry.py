@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, received: Path) -> Iterator
     """A node with the receiver, and a subscription to all metrics of producers."""
     java = find_java()
     if java is None:
-        pytest.skip("the receiver is a class of Java")
+        pytest.skip("no JDK: the receiver of the pushes is a Java class")
     jars, classes = class_path(KAFKA_4), tmp_path_factory.mktemp("classes")
     javac = Path(java).with_name("javac")
     subprocess.run([javac, "-cp", jars, "-d", classes, SOURCE], check=True, timeout=HANG_S)
