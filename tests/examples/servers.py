@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 RATE: Final = 500
 """Requests per second."""
 
-DRAIN_S: Final = 2.0
+DRAIN_S: Final = 1.0
 """Limit of the drain without brokers."""
 
 ACCEPTED: Final = 20
@@ -257,6 +257,22 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@contextlib.contextmanager
+def kept_ports(bootstrap_servers: str) -> Iterator[None]:
+    """Keep the ports of a cluster that was killed bound; connections to them are refused.
+
+    Otherwise the brokers of another test that runs at the same time can get one of the ports.
+    """
+    with contextlib.ExitStack() as stack:
+        for address in bootstrap_servers.split(","):
+            kept = stack.enter_context(socket.socket())
+            # Connections of the killed broker can be in TIME_WAIT.
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            host, _, port = address.rpartition(":")
+            kept.bind((host, int(port)))
+        yield
+
+
 async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Traffic, float, str]:
     """Let a service accept records, make the brokers fail, and end the service.
 
@@ -266,7 +282,11 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
     traffic = Traffic()
     process = cluster._process
     assert process is not None
-    with running(name, cluster.bootstrap_servers, drain_s=DRAIN_S) as server:
+    bootstrap_servers = cluster.bootstrap_servers
+    with (
+        running(name, bootstrap_servers, drain_s=DRAIN_S) as server,
+        contextlib.ExitStack() as stack,
+    ):
         async with aiohttp.ClientSession() as session:
             await server.ready(session)
             # Every worker knows the topic, so that it accepts records without the brokers.
@@ -278,6 +298,7 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
             else:
                 process.kill()
                 process.wait()
+                stack.enter_context(kept_ports(bootstrap_servers))
             for number in range(ACCEPTED):
                 await post(session, server, "clicks", f"accepted-{number}", traffic)
         seconds = await server.ended()
