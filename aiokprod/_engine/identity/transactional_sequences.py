@@ -74,7 +74,8 @@ class TransactionalSequences:
             self._manager.progress.needs_bump = True
 
     def bump_epochs(self) -> None:
-        """Does nothing: only the coordinator assigns epochs."""
+        """Run `TransactionManager.on_sender_pass`. No epoch is bumped here: only the coordinator
+        assigns epochs."""
         self._manager.on_sender_pass()
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
@@ -86,6 +87,6 @@ class TransactionalSequences:
         """Does nothing: sequences cannot restart within a transaction."""
 
     def on_cluster_changed(self) -> bool:
-        """Does nothing: the coordinators of another cluster do not know the transactional id with
-        this producer id, and abort the transaction."""
+        """Does nothing: the new cluster's coordinator rejects the transactional id with this
+        producer id, and this error aborts the transaction."""
         return False
