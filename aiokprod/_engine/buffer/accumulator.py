@@ -376,7 +376,7 @@ class RecordAccumulator:
         return found
 
     def has_ready(self, node_id: int) -> bool:
-        """True if more batches are due for this broker."""
+        """Return True if more batches are due for this broker."""
         node = self._nodes.get(node_id)
         return node is not None and bool(node.ready)
 

@@ -124,11 +124,11 @@ class BrokerMemoryQuota:
         return min(1.0, most / max(1, self._limit))
 
     def has_waiters(self, node: int | None) -> bool:
-        """True if a caller waits for this broker, or has its permit."""
+        """Return True if a caller waits for this broker, or has its permit."""
         return node in self._waiting or node in self._granted
 
     def exceeded(self, node: int | None) -> bool:
-        """True if no further batch may be opened for this broker."""
+        """Return True if no further batch may be opened for this broker."""
         count = self._held.get(node)
         return count is not None and count.bytes > self._limit and self._several_nodes()
 

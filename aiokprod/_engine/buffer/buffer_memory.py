@@ -56,7 +56,7 @@ class BufferMemory(MemoryBudget):
         return len(self._waiters)
 
     def has_room(self, size: int) -> bool:
-        """True if no caller waits and `size` bytes are free."""
+        """Return True if no caller waits and `size` bytes are free."""
         return not self._waiters and self.used + size <= self.limit
 
     def try_reserve(self, size: int, reservation: Reservation) -> bool:

@@ -40,7 +40,7 @@ class SequencePolicy(Protocol):
     """Decides which batches may be sent, and assigns their sequence numbers."""
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True if the first batch of a queue may be sent now."""
+        """Return True if the first batch of a queue may be sent now."""
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
         """Assign the producer id, epoch and sequence to a batch that is about to be sent, unless it
@@ -200,8 +200,8 @@ class NoSequences:
         self._guarantee_order = guarantee_order
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True unless `guarantee_order` is set and a batch of the partition is in flight (Java:
-        muted partitions)."""
+        """Return True unless `guarantee_order` is set and a batch of the partition is in flight
+        (Java: muted partitions)."""
         return not (self._guarantee_order and queue.in_flight)
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:

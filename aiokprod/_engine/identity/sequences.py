@@ -107,7 +107,7 @@ class PartitionSequences:
         self.wrapped = self.wrapped or self.next < batch.base_sequence
 
     def is_next(self, sequence: int) -> bool:
-        """True if `sequence` follows the last acknowledged one."""
+        """Return True if `sequence` follows the last acknowledged one."""
         if self.last_acked == NO_SEQUENCE:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
@@ -263,9 +263,9 @@ class SequenceTracker:
         self.producer_id, self.epoch = NO_PRODUCER_ID, -1
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True if the first batch of a queue may be sent now. Batches are sent in order, at most
-        five are open, and no new batch is sent while it is unknown whether an older one is in the
-        log.
+        """Return True if the first batch of a queue may be sent now. Batches are sent in order, at
+        most five are open, and no new batch is sent while it is unknown whether an older one is in
+        the log.
 
         Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; librdkafka also waits
         for the responses of the old leader.

@@ -428,8 +428,8 @@ class TransactionDriver:
 
 
 def _unsendable(reply: Reply) -> bool:
-    """True if the request cannot be encoded for this broker. All other failures, including damaged
-    responses, end a connection, and another attempt may succeed."""
+    """Return True if the request cannot be encoded for this broker. All other failures, including
+    damaged responses, end a connection, and another attempt may succeed."""
     error = reply.error
     passing = (
         error is None or error.retriable or isinstance(error, (NetworkError, AuthenticationError))

@@ -88,7 +88,7 @@ class EngineControl(Protocol):
         """Wake the driver, because there may be a new step."""
 
     def has_incomplete(self) -> bool:
-        """True if a batch has no outcome."""
+        """Return True if a batch has no outcome."""
 
     def with_records(self) -> set[TopicPartition]:
         """Return the partitions that have records without an outcome, or a batch that accepts
@@ -200,7 +200,7 @@ class TransactionManager:
     # -- batches --------------------------------------------------------------------------------
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
-        """True if a batch of this partition may be sent for the first time now."""
+        """Return True if a batch of this partition may be sent for the first time now."""
         if self.state not in MAY_SEND or self.pacing.awaits_markers:
             return False
         if self.progress.tv2:
@@ -239,7 +239,7 @@ class TransactionManager:
             self._control.wake_driver()
 
     def settled(self) -> bool:
-        """True if every batch has its outcome, and none is in flight."""
+        """Return True if every batch has its outcome, and none is in flight."""
         if self.progress.discard is not None or self._control.has_incomplete():
             return False
         return not self.tracker.any_open(self.progress.touched)
@@ -376,9 +376,9 @@ class TransactionManager:
         self._control.wake_sender()
 
     def _needs_new_epoch(self, ending: PendingEndTxn) -> bool:
-        """True if the next transaction needs a newer epoch: a copy of EndTxn, of a batch, or of a
-        request that starts a transaction may still arrive and must be fenced, or the sequences of
-        too many unused partitions are kept."""
+        """Return True if the next transaction needs a newer epoch: a copy of EndTxn, of a batch, or
+        of a request that starts a transaction may still arrive and must be fenced, or the sequences
+        of too many unused partitions are kept."""
         progress = self.progress
         # Bump the epoch from time to time. Without that, the first protocol would have to keep the
         # sequences of every topic that was ever used.

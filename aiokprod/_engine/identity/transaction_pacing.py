@@ -34,8 +34,8 @@ LEADER_PAUSE_S: Final = 0.02
 """Seconds until a rejected leader repeats its request to the coordinator. If responses take longer,
 this is the time between two additions."""
 LONGEST_HOLD_S: Final = 0.1
-"""Longest wait in seconds for the response to the previous addition, because a broker may be busy
-or unresponsive. Applies if responses usually take less than LEADER_PAUSE_S."""
+"""Longest wait in seconds for the response to the previous addition, if responses usually take less
+than LEADER_PAUSE_S. The wait is limited because a broker may be busy or unresponsive."""
 _RESPONSE_TIMES: Final = 16
 """Number of the latest additions from which the typical response time is determined."""
 
