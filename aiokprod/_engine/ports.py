@@ -81,8 +81,8 @@ class BrokerClient(Protocol):
     never suspend."""
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Replace the known brokers (from metadata). Connections to nodes that were removed or
-        moved are closed after their requests in flight have ended."""
+        """Replace the known brokers with those in the metadata. Connections to nodes that were
+        removed or moved are closed after their requests in flight have ended."""
 
     def set_coordinators(self, nodes: Iterable[Node]) -> None:
         """Replace the coordinators' addresses, which FindCoordinator has returned. Coordinators

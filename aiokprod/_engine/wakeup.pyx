@@ -86,7 +86,7 @@ cdef class WakeupEvent:
         if self.waiter is not None and not self.scheduled:
             self.due_at = self.loop.time()
             self.loop.call_soon(self.deliver, context=self.context)
-            self.scheduled = True  # last: if the call raised, the next `set` repeats it
+            self.scheduled = True  # set last: if the call raises, the next `set` repeats it
         return 0
 
     def deliver(self):

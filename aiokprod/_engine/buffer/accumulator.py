@@ -286,7 +286,7 @@ class RecordAccumulator:
             return
         head = queue.batches[0]
         if head.state is COMPRESSING:
-            return  # `Sender.on_batch_compressed` classifies it again
+            return  # `Sender.on_batch_compressed` reclassifies the queue
         if head.not_before > now:
             heapq.heappush(self._due, (head.not_before, next(self._tickets), queue))
         elif (
@@ -556,7 +556,7 @@ class RecordAccumulator:
         queue = batch.queue
         if batch.state not in QUEUED:
             return False
-        if batch in queue.batches:  # unless an interrupted call has removed it
+        if batch in queue.batches:  # false if an interrupted call has removed it
             queue.batches.remove(batch)
         batch.change_state(COMPLETING)
         if queue.core is batch.core:

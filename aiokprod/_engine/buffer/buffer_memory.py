@@ -48,7 +48,7 @@ class BufferMemory(MemoryBudget):
         self._on_exhausted = on_exhausted
         self.refused = False
         self._closed: KafkaError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the callers that wait
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the waiting callers
 
     @property
     def waiting(self) -> int:

@@ -133,7 +133,7 @@ class ProducerBatch:
 
     @property
     def compression_ratio(self) -> float:
-        """Compressed size / plain size of its records; 1 until it is encoded."""
+        """Compressed size / plain size of the records; 1 until the batch is encoded."""
         payload = self.payload
         return 1.0 if payload is None or not self.plain_size else len(payload) / self.plain_size
 

@@ -79,8 +79,8 @@ class PartitionQueue(PartitionSlot):
 
     @property
     def load(self) -> int:
-        """Number of batches queued or in flight (in Java the queue size of the adaptive
-        partitioner)."""
+        """Number of batches queued or in flight. In Java, this is the queue size that the adaptive
+        partitioner uses."""
         return len(self.batches) + self.in_flight
 
     def on_given_up(self, batch: ProducerBatch, now: float) -> None:
@@ -109,7 +109,8 @@ class PartitionQueue(PartitionSlot):
         return since
 
     def insert(self, batch: ProducerBatch) -> None:
-        """Put a batch back in sequence order: a retry before all newer batches."""
+        """Insert a batch at its position in sequence order, so that a retry precedes all newer
+        batches."""
         batches = self.batches
         position = 0
         while position < len(batches) and batches[position].order < batch.order:
@@ -154,7 +155,7 @@ class NodeQueues:
         self.undrained_since = math.inf
 
     def remove(self, queue: PartitionQueue) -> None:
-        """Remove a queue from the set it is in."""
+        """Remove a queue from its set."""
         self.ready.pop(queue, None)
         self.lingering.pop(queue, None)
         self.held.pop(queue, None)

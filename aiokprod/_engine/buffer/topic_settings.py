@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aiokprod.topic_profiles import TopicProfile
 
 _LEAST_BATCHES: Final = 16
-"""The buffer has room for at least this number of batches of the largest size."""
+"""Minimum number of batches of the largest size for which the buffer has room."""
 
 
 class TopicSettings:

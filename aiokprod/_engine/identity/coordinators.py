@@ -92,7 +92,7 @@ class _KnownCoordinator:
     """A coordinator from a FindCoordinator response.
 
     Attributes:
-        listed: the latest metadata contains this node with this address.
+        listed: True if the latest metadata contains this node with this address.
     """
 
     node: Node

@@ -74,7 +74,7 @@ class IdempotentSequences:
             self._resolve(batch.topic_partition, entry)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """Distribute the sequences of the batch over its parts."""
+        """Assign the sequences of the batch to its parts."""
         self.tracker.of(batch).replace(batch, parts)
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:

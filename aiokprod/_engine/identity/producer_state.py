@@ -79,7 +79,8 @@ class SequencePolicy(Protocol):
         flight."""
 
     def on_topic_recreated(self, topic: str) -> None:
-        """Restart the sequences of a topic that has a new id: its log contains none of them."""
+        """Restart the sequences of a topic that has a new id, because its new log contains none of
+        them."""
 
     def on_cluster_changed(self) -> bool:
         """Adapt the state after the cluster id has changed. Return True if batches that have a
@@ -100,8 +101,8 @@ class AdmissionGate(Protocol):
         """
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
-        """Decide whether a record that failed before it was in a batch ends the transaction.
-        `raised` is False if the error is not raised but returned in a result."""
+        """Decide whether the transaction must be aborted because a record failed before it was in a
+        batch. `raised` is False if the error is not raised but returned in a result."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """Decide how the failure of a batch's records with `error` affects the transaction. The
@@ -194,7 +195,7 @@ def non_idempotent_state(*, guarantee_order: bool) -> ProducerState:
 
 
 class NoSequences:
-    """Batches without sequence numbers: there is nothing to assign, to keep or to bump."""
+    """The `SequencePolicy` of a producer without a producer id: batches have no sequences."""
 
     def __init__(self, guarantee_order: bool) -> None:
         self._guarantee_order = guarantee_order
@@ -221,7 +222,7 @@ class NoSequences:
     def on_topic_recreated(self, topic: str) -> None: ...
 
     def on_cluster_changed(self) -> bool:
-        """Changes nothing: there is no producer id."""
+        """Does nothing: there is no producer id."""
         return False
 
 

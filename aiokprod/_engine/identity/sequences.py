@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.sequence_errors import SequenceAction
     from aiokprod.records import TopicPartition
 
-# Brokers remember this many batches per partition to recognise duplicates.
+# Brokers remember this number of batches per producer and partition to recognise duplicates.
 MAX_OPEN_BATCHES: Final = 5
 
 MAX_EPOCH: Final = 2**15 - 1

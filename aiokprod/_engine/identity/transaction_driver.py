@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# If a response has several error codes, the first of their actions in this order is taken.
+# If a response has several error codes, the action that comes first in this order is taken.
 _PRECEDENCE: Final = (
     ErrorAction.FENCED,
     ErrorAction.FATAL,
@@ -292,7 +292,7 @@ class TransactionDriver:
         """Repeat `request` until its response is definite or the step is no longer wanted.
 
         Args:
-            where: the coordinator; None for that of the transaction.
+            where: the coordinator; None for the transaction coordinator.
             codes: returns the error codes by partition, for responses that have several.
             expected: the partitions that `codes` must contain.
             on_lost: called when an attempt may have been carried out without a response.

@@ -61,7 +61,8 @@ epoch, so that their sequences can be dropped."""
 _LAST_EXPLICIT_PRODUCE: Final = 11
 """The last Produce version with which the producer adds partitions to the transaction. From v12 on,
 the partition leader adds them (KIP-890)."""
-# Errors of records that were never appended to a batch, so that the transaction lacks them.
+# Errors of records that were never appended to a batch, so that the transaction does not contain
+# them.
 _LOST_RECORDS: Final = (
     KafkaTimeout,
     RecordTooLarge,
@@ -224,8 +225,8 @@ class TransactionManager:
         self.progress.note(CoordinatorView.CONFIRMED)
 
     def on_sender_pass(self) -> None:
-        """Drop batches that must not be sent any more, and end the transaction once all batches
-        have their outcome."""
+        """Drop batches that must not be sent any more, and wake the driver to end the transaction
+        once all batches have their outcome."""
         error, self.progress.discard = self.progress.discard, None
         if error is not None:
             # Under the second protocol, the abort fences all batches that may still be in flight.

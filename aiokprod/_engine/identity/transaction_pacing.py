@@ -72,7 +72,7 @@ class MarkerWait:
     """
 
     def __init__(self) -> None:
-        self._average: dict[bool, float] = {}  # seconds, by whether the transaction waited
+        self._average: dict[bool, float] = {}  # in seconds; key: whether the transaction waited
         self._since_other = 0
         self._ended_at = -math.inf
         self._waits: bool  # set by `should_wait`, before anything is measured

@@ -1,4 +1,4 @@
-"""Sequences of a transactional producer: batches are sent within an open transaction only, and a
+"""Sequences of a transactional producer: batches are sent only within an open transaction, and a
 gap ends with the transaction instead of a local epoch bump.
 
 Source: KIP-98, KIP-890; Java `TransactionManager`.
@@ -60,7 +60,7 @@ class TransactionalSequences:
         self.tracker.of(batch).on_success(batch, base_offset)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """Distribute the sequences of the batch over its parts, and mark these as transactional."""
+        """Assign the sequences of the batch to its parts, and mark the parts as transactional."""
         self.tracker.of(batch).replace(batch, parts)
         for part in parts:
             part.transactional = True

@@ -65,7 +65,7 @@ class UpdateSchedule:
 
     @property
     def failures(self) -> int:
-        """Consecutive attempts without a usable response."""
+        """Number of consecutive attempts without a usable response."""
         return self._failures
 
     def full_due(self, now: float) -> bool:

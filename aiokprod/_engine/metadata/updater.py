@@ -117,7 +117,7 @@ class MetadataUpdater:
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
         self._suspects: set[int] = set()  # nodes whose connection was lost since the last response
-        self._failed: set[int] = set()  # nodes that were not reached since the last response
+        self._failed: set[int] = set()  # nodes that could not be reached since the last response
         metadata.on_request(self.wake)
         metadata.on_change(self._follow)
         self._follow(metadata.snapshot)
@@ -350,7 +350,7 @@ class MetadataUpdater:
             return  # the fetch has ended, or another node responded first
         fetch.unanswered -= 1
         if response.error is not None and fetch.unanswered:
-            # The other node may still respond; send the request to a third one as well.
+            # The other node may still respond; send the request to a third node as well.
             fetch.ask_again_at = -math.inf
             self._wake.set()
             return

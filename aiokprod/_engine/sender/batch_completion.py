@@ -122,13 +122,13 @@ class BatchCompletion:
         error: KafkaError,
         now: float,
     ) -> None:
-        """Complete the batches of a request that failed without a response, with an error code of
-        the client.
+        """Complete the batches of a request that failed without a response. The error code is
+        derived from `error`.
 
         Source: Java `Sender.handleProduceResponse`.
         """
         if isinstance(error, ProtocolError) and not response.maybe_written:
-            for batch in call.batches.values():  # a retry could not encode it either
+            for batch in call.batches.values():  # a retry could not be encoded either
                 self.fail(batch, given_up_error(batch, error))
             if isinstance(error, UnsupportedVersion):
                 self._on_fatal(error)
@@ -157,10 +157,10 @@ class BatchCompletion:
 
         Args:
             answer: the partition's part of the response; None if it is missing.
-            moved: the response names a newer leader, which the metadata already has.
+            moved: True if the response names a newer leader, which the metadata already contains.
         """
         if answer is None:
-            batch.note_unknown()  # the broker may have appended it (F64 in docs/faults.md)
+            batch.note_unknown()  # the broker may have appended the batch (F64 in docs/faults.md)
             code = error_code(Code.NETWORK_EXCEPTION)
         else:
             batch.maybe_written = True
@@ -181,7 +181,7 @@ class BatchCompletion:
         response: ClientResponse,
     ) -> frozenset[TopicPartition]:
         """Apply the new leaders that a response has for failed partitions, without a metadata
-        request. Returns the partitions that have a new leader (KIP-951).
+        request. Return the partitions that have a new leader (KIP-951).
 
         Leaders of a topic that was deleted and created again since the request are ignored.
         """

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINE_EVERY: Final = 10.0
-"""Seconds between two messages. The first failure is logged at once; later ones are summarised in
-the next message."""
+"""Seconds between two messages. The first failure is logged immediately; later failures are
+summarised in the next message."""
 
 _NAMED: Final = 3
 

@@ -1,4 +1,4 @@
-"""Counts retries until they are logged: once per outage, not once per batch."""
+"""Counts retries, so that they are logged once per outage instead of once per batch."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class Sender:
     # -- sending --------------------------------------------------------------------------------
 
     def _send_to(self, connection: ReadyConnection, now: float) -> None:
-        """Send requests to a broker until it accepts no more or nothing is due for it."""
+        """Send requests to a broker until it accepts no more, or until no batch is due for it."""
         accumulator, node_id = self._accumulator, connection.node_id
         while True:
             batches = accumulator.drain(node_id, self._max_request_size, self._sequences.may_drain)
@@ -353,7 +353,7 @@ class Sender:
             if batch.in_flight:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
-                batch.note_unknown(lost=True)  # the callback with its response was interrupted
+                batch.note_unknown(lost=True)  # the callback for its response was interrupted
             error = delivery_timeout_error(batch, now, self._metadata.last_error, waits_for)
             self._completion.fail(batch, error)
         return accumulator.next_expiry()
@@ -378,8 +378,8 @@ class Sender:
                 continue
             queued = self._accumulator.remove(batch)
             if batch.attempts and not queued and batch.state is not DRAINED:
-                # The batch may be in the log: it is in flight, or the callback with its response
-                # was interrupted.
+                # The batch may be in the log: it is in flight, or the callback for its response was
+                # interrupted.
                 batch.note_unknown(lost=True)
             self._completion.fail(batch, given_up_error(batch, error))
 
@@ -387,9 +387,9 @@ class Sender:
         """Fail the batches that are not in flight and have no sequence.
 
         Args:
-            with_sequence: also fail those that have a sequence and are certainly not in the log.
+            with_sequence: also fail batches that have a sequence and are certainly not in the log.
                 This leaves a sequence gap.
-            in_doubt: also fail those that have a sequence and may be in the log.
+            in_doubt: also fail batches that have a sequence and may be in the log.
         """
         for batch in list(self._accumulator.incomplete):
             if batch.in_flight or batch.core.settled:

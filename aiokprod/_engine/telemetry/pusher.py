@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 API_KEY: Final = 71
-"""GetTelemetrySubscriptions. Brokers offer it only if a plug-in receives the metrics."""
+"""API key of GetTelemetrySubscriptions. Brokers support it only if a plug-in receives the
+metrics."""
 
 DEFAULT_INTERVAL_S: Final = 300.0
 """Seconds between two attempts until a broker has returned an interval."""
