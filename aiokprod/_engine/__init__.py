@@ -1,2 +1,2 @@
-"""Topics, batches, outcomes, metadata and transactions, without sockets. `ports` has the interfaces
-that it needs."""
+"""The core of the producer, without sockets: batches, outcomes, metadata, sequences and
+transactions. `ports` defines the network interfaces that it uses."""

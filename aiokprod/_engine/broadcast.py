@@ -1,4 +1,4 @@
-"""A notification to all waiting tasks, each of which is woken once per notification."""
+"""`Broadcast` notifies all waiting tasks, each exactly once per notification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Notification:
 
 
 class Broadcast:
-    """Wakes all tasks that are waiting when `notify_all` is called. Unlike an `asyncio.Event` it
+    """Wakes all tasks that are waiting when `notify_all` is called. Unlike an `asyncio.Event`, it
     does not have to be cleared, so a task cannot be woken twice by one notification."""
 
     __slots__ = ("_current",)
@@ -26,17 +26,17 @@ class Broadcast:
         self._current = _Notification()
 
     def notify_all(self, error: KafkaError | None = None) -> None:
-        """Wake all waiters; with `error`, each of them raises a copy of it."""
+        """Wake all waiters. With `error`, each waiter raises a copy of it."""
         passed = self._current
         self._current = _Notification()
         passed.error = error
         passed.event.set()
 
     async def wait(self, deadline: float) -> None:
-        """Return at the next notification or at `deadline` (loop time). Raises the error of the
-        notification, if it has one.
+        """Wait for the next notification, at most until `deadline` (loop time). Raises a copy of
+        the notification's error, if it has one.
 
-        Callers check their condition before and after the call.
+        Callers must check their condition before and after the call.
         """
         current = self._current
         try:

@@ -1,7 +1,7 @@
-"""`Engine`: the buffer and the sender of one producer, connected to each other.
+"""`Engine` connects the buffer and the sender of one producer.
 
-`Runtime` adds the network, the user calls and the tasks. The tests of the engine add brokers
-without a network.
+`Runtime` adds the network, the user calls and the tasks. The engine's tests use simulated brokers
+instead of a network.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Engine:
 
     Args:
         client: sends the requests.
-        wakeup: ends the wait of the sender.
+        wakeup: the event on which the sender waits.
         wake: sets `wakeup`; called when the sender has to run.
         executor: compresses large batches; None if no topic has a codec.
-        choose_partition: the next sticky partition of a topic.
-        backoff: seconds before the next attempt, by the number of failed attempts (1...).
+        choose_partition: returns the next sticky partition of a topic.
+        backoff: returns the seconds before the next attempt for a number of failed attempts (1, 2,
+            ...).
         loop_lag: see `Sender`.
     """
 

@@ -1,4 +1,4 @@
-"""The interface of the network to the engine.
+"""The interfaces through which the engine uses the network.
 
 `NetworkClient` implements `BrokerClient`, and `Connection` implements `ReadyConnection`; tests pass
 fakes. Times are seconds of `loop.time()`. Source: Java `KafkaClient`, `ClientResponse`.
@@ -14,16 +14,16 @@ from aiokprod.errors import KafkaError
 
 
 class ClientResponse(Protocol):
-    """The end of one request: exactly one of `body` and `error` is set.
+    """The result of one request. Exactly one of `body` and `error` is set.
 
-    With `expect_response=False` (acks=0) both are None once the bytes were written.
+    With `expect_response=False` (acks=0), both are None once the bytes have been written.
     """
 
     @property
     def node_id(self) -> int: ...
     @property
     def version(self) -> int:
-        """API version that was used, or -1 if none could be chosen."""
+        """API version of the request, or -1 if no version could be chosen."""
 
     @property
     def body(self) -> Any:
@@ -31,7 +31,8 @@ class ClientResponse(Protocol):
 
     @property
     def error(self) -> KafkaError | None:
-        """Disconnected, RequestTimedOut, ProtocolError, UnsupportedVersion, AuthenticationError."""
+        """The error of a failed request, or None: Disconnected, RequestTimedOut, ProtocolError,
+        UnsupportedVersion or AuthenticationError."""
 
     @property
     def maybe_written(self) -> bool:
@@ -43,7 +44,7 @@ class ClientResponse(Protocol):
 
     @property
     def throttle_ms(self) -> int:
-        """The broker's throttle time in ms; 0 if it does not throttle this client."""
+        """Throttle time in the response, in ms; 0 if the broker does not throttle this client."""
 
 
 class ReadyConnection(Protocol):
@@ -54,7 +55,7 @@ class ReadyConnection(Protocol):
     def node_id(self) -> int: ...
 
     def can_send(self, now: float) -> bool:
-        """True if it accepts one more request."""
+        """Return True if the connection accepts one more request."""
 
     def send(
         self,
@@ -68,58 +69,60 @@ class ReadyConnection(Protocol):
     ) -> None:
         """Encode and write a request.
 
-        `on_done(response)` runs exactly once, never inside this call, and the client's `on_wakeup`
-        after it. `max_version` caps the negotiated version. `request` is a wire Message, or a
+        `on_done(response)` is called exactly once, never inside this call; then the client calls
+        `on_wakeup`. `max_version` caps the negotiated version. `request` is a wire Message, or a
         callable `(version) -> Message` when the body depends on the version. `timeout` is in
         seconds.
         """
 
 
 class BrokerClient(Protocol):
-    """Requests to brokers by node id. All methods are synchronous and never suspend."""
+    """Sends requests to brokers, which are identified by node id. All methods are synchronous and
+    never suspend."""
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Replace the known brokers (from metadata). Connections to nodes that were removed or
-        moved are closed after their requests in flight have ended."""
+        """Replace the known brokers with those in the metadata. Connections to nodes that were
+        removed or moved are closed after their requests in flight have ended."""
 
     def set_coordinators(self, nodes: Iterable[Node]) -> None:
-        """Replace the coordinators' addresses from FindCoordinator; those that the metadata does
-        not list get separate connections."""
+        """Replace the coordinators' addresses, which FindCoordinator has returned. Coordinators
+        that the metadata does not list get separate connections."""
 
     def coordinator_id(self, node: Node) -> int:
-        """The node id that addresses a coordinator of `set_coordinators` in all other methods."""
+        """Return the node id of a coordinator from `set_coordinators`, for use in all other
+        methods."""
 
     def ready(self, node_id: int, now: float) -> ReadyConnection | None:
-        """A connection on which to send now. If there is none, returns None, and starts to connect
-        if the backoff allows it."""
+        """Return a connection that accepts a request now. If there is none, return None, and start
+        to connect if the backoff allows it."""
 
     def can_send(self, node_id: int, now: float) -> bool:
-        """True if `ready` would return a connection; without side effect."""
+        """Return True if `ready` would return a connection. Has no side effects."""
 
     def retry_at(self, node_id: int, now: float) -> float:
-        """The time at which the result of `ready` may change without an event (end of a backoff or
-        of throttling); inf if only an event can change it (connection made, response, write buffer
-        drained), which `on_wakeup` reports."""
+        """Return the time at which a backoff or throttling ends, so that the result of `ready` may
+        change. Return inf if only an event can change the result (connection made, response
+        received, write buffer drained); `on_wakeup` reports such events."""
 
     def in_flight_count(self, node_id: int) -> int: ...
 
     def total_in_flight(self) -> int: ...
 
     def least_loaded(self, now: float) -> int | None:
-        """A node that accepts a request, else one that is connecting, else one that may be dialled,
-        else None. Source: Java `NetworkClient.leastLoadedNode`."""
+        """Return a node that accepts a request; if there is none, a node that is being connected,
+        or a node that may be dialled, or None. Source: Java `NetworkClient.leastLoadedNode`."""
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
-        """The lowest and highest version that both sides support on this connection; None if not
-        connected or not supported."""
+        """Return the lowest and highest version of an API that both sides support, or None if the
+        node is not connected or does not support the API."""
 
     def finalized_feature(self, name: str) -> int:
-        """Finalized level of a cluster feature, from the response with the highest feature epoch; 0
-        if unknown (KIP-584)."""
+        """Return the finalized level of a cluster feature, from the response with the highest
+        feature epoch, or 0 if unknown (KIP-584)."""
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
         """Close all connections to a node, even if the metadata no longer contains it. Their
         requests in flight end with `error` during this call."""
 
     def reset_backoff(self) -> None:
-        """Rebootstrap: reset the backoff of every node."""
+        """Reset the backoff of every node, for a rebootstrap."""

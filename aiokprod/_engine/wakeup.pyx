@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""An event with a deadline, which is cheap to set.
+"""`WakeupEvent`: an event that is cheap to set and whose wait has a deadline.
 
-It is compiled so that no wake-up is lost: a signal handler may raise between any two steps of
-Python code, even within `Future.set_result`, and the future would then be done without its waiter
-being scheduled. Here only calls of the event loop run Python code, and after an interrupted call
-the next `set` repeats it.
+The class is compiled so that no wake-up is lost. A signal handler may raise between any two steps
+of Python code, even within `Future.set_result`; the future would then be done without its waiter
+being scheduled. In this class, only calls of the event loop run Python code. If such a call is
+interrupted, the next `set` repeats it.
 """
 
 from asyncio import CancelledError, sleep
@@ -13,25 +13,25 @@ from libc.math cimport INFINITY
 
 
 cdef class WakeupEvent:
-    """One waiter, any number of setters; a set before the wait is remembered.
+    """Supports one waiter and any number of setters. A `set` before the wait is remembered.
 
     `asyncio.Event` with `wait_for` would create a task or a timeout context per wait; this class
     creates no objects.
 
     Args:
-        keep_timer: keep the timer of a wait that ends early for later waits. While events come
-            faster than deadlines pass, no timer is created or cancelled. Call `close` at the end.
+        keep_timer: reuse the timer of a wait that ends early. No timer is then created or cancelled
+            while events occur before the deadlines. Call `close` at the end.
 
     Attributes:
-        due_at: loop time at which a wait was to end: that of the event or the deadline; 0 if the
-            last wait did not suspend. The waiter may reset it.
+        due_at: loop time at which the last wait that suspended was due to end: the time of the
+            event, or the deadline. 0 at first; the waiter may reset it to 0.
     """
 
     cdef object loop
     cdef bint keep_timer
     cdef bint flag
     cdef public double due_at
-    cdef double deadline    # handle of the current wait
+    cdef double deadline    # of the current wait; INFINITY without a wait
     cdef object timer
     cdef double timer_at
     # The callback of the waiting task, as in a future; None without a waiter.
@@ -48,18 +48,18 @@ cdef class WakeupEvent:
         self.deadline = self.timer_at = INFINITY
 
     def set(self):
-        """Let the waiter run in the next iteration of the event loop. Idempotent and cheap."""
+        """Wake the waiter in the next iteration of the event loop. Idempotent and cheap."""
         self.flag = True
         self.schedule()
 
     def clear(self):
-        """Forget past sets. Call before inspecting state, never after."""
+        """Forget earlier calls of `set`. Call this before inspecting state, never after."""
         self.flag = False
 
     async def wait(self, double deadline):
-        """Return once set, or at `deadline` (loop time, inf = never).
+        """Return when the event is set, or at `deadline` (loop time; inf means no deadline).
 
-        Cancellation: nothing is left behind.
+        Cancellation: only the wait ends.
         """
         if self.flag:
             await sleep(0)
@@ -76,7 +76,7 @@ cdef class WakeupEvent:
                 self.close()
 
     def close(self):
-        """Cancel the timer. Call it when there will be no more waits."""
+        """Cancel the timer. Call this after the last wait."""
         timer, self.timer = self.timer, None
         self.timer_at = INFINITY
         if timer is not None:
@@ -86,7 +86,7 @@ cdef class WakeupEvent:
         if self.waiter is not None and not self.scheduled:
             self.due_at = self.loop.time()
             self.loop.call_soon(self.deliver, context=self.context)
-            self.scheduled = True  # last: if the call raised, the next `set` repeats it
+            self.scheduled = True  # set last: if the call raises, the next `set` repeats it
         return 0
 
     def deliver(self):
@@ -103,7 +103,7 @@ cdef class WakeupEvent:
         return 0
 
     def ring(self):
-        """Callback of the timer."""
+        """Callback of the timer: end the wait, or restart the timer if the deadline is later."""
         cdef double due = self.timer_at
         self.timer = None
         self.timer_at = INFINITY
@@ -151,7 +151,7 @@ cdef class WakeupEvent:
         return True
 
     def result(self):
-        """Called by the task when it runs again."""
+        """Called by the task when it resumes."""
         if self.is_cancelled:
             self.is_cancelled = False
             raise CancelledError

@@ -1,2 +1,1 @@
-"""Buffered records: batches by partition, their memory, and the batches that are ready to be
-sent."""
+"""The record buffer: batches by partition, their memory, and the selection of batches to send."""

@@ -1,9 +1,9 @@
-"""`RecordAccumulator`: has the queue of batches of each partition, and decides when a batch may be
+"""`RecordAccumulator` has a queue of batches for each partition and decides when a batch may be
 sent.
 
-The cost of a pass depends on the number of ready batches, not of partitions: each queue is in one
-set of its leader's `NodeQueues` or in the deadline heap, and no pass scans all queues. This module
-depends neither on sockets nor on error codes.
+The cost of a sender pass depends on the number of ready batches, not of partitions. Each queue is
+in one set of its leader's `NodeQueues` or in the deadline heap, so that no pass scans all queues.
+This module depends neither on sockets nor on error codes.
 
 Source: Java `RecordAccumulator`, `BuiltInPartitioner`.
 """
@@ -56,21 +56,21 @@ _MAX_FIRST_CAPACITY = 1 << 20
 class RecordAccumulator:
     """All queued batches of a producer.
 
-    Invariants: a batch is in `queue.batches` while its state is in `QUEUED`; `incomplete` has all
-    batches without an outcome, in order of creation; a queue is in at most one set of one
+    Invariants: a batch is in `queue.batches` while its state is in `QUEUED`; `incomplete` contains
+    all batches without an outcome, in order of creation; a queue is in at most one set of one
     `NodeQueues`.
 
-    The append side (`open_new_batch`, `discard`) runs in calls of the application, where a signal
-    handler may raise between any two steps. A signal handler or a finalizer may also call it in the
-    middle of a sender pass, or of itself. So it first notes its changes, and each change is one
-    step of compiled code (`PartitionSlot`). The sender's next pass does the rest (`drop_emptied`,
-    `advance`); only the sender takes batches out of a queue. An interrupted call leaves a batch
-    that is either in all of these collections or in none; a batch without records is dropped when
-    it would be sent.
+    The append side (`open_new_batch`, `discard`) runs in application calls, where a signal handler
+    may raise between any two steps. Signal handlers and finalizers may also call these methods
+    during a sender pass or during another append. Therefore the append side records a change before
+    making it, and makes it in one step of compiled code (`PartitionSlot`). The sender's next pass
+    processes the changes (`drop_emptied`, `advance`); only the sender removes batches from a queue.
+    After an interrupted call, a batch is in all of these collections or in none. A batch without
+    records is dropped when it would be sent.
 
     Attributes:
         emptied: batches whose records were all withdrawn, for `drop_emptied`.
-        expires_at: a lower bound of the delivery deadlines; `next_expiry` makes it exact.
+        expires_at: a lower bound of the delivery deadlines; `next_expiry` sets the exact value.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RecordAccumulator:
         self._orders = itertools.count()
         self._tickets = itertools.count()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._partitions: dict[str, int] = {}  # by topic: 1 + the last partition with a queue
+        self._partitions: dict[str, int] = {}  # by topic: 1 + its last partition with a queue
         self._leaderless = NodeQueues()
         self._nodes: defaultdict[int | None, NodeQueues] = defaultdict(NodeQueues)
         self._nodes[None] = self._leaderless
@@ -120,7 +120,7 @@ class RecordAccumulator:
     # -- append side ----------------------------------------------------------------------------
 
     def queue(self, topic: str, partition: int) -> PartitionQueue:
-        """The queue of a partition, created on first use."""
+        """Return the queue of a partition; create it on first use."""
         key = TopicPartition(topic, partition)
         queue = self._queues.get(key)
         if queue is None:
@@ -131,7 +131,7 @@ class RecordAccumulator:
         return queue
 
     def known_queue(self, topic: str, partition: int) -> PartitionQueue | None:
-        """The queue of a partition, or None if it has none (any longer)."""
+        """Return the queue of a partition, or None if the partition has no queue."""
         return self._queues.get(TopicPartition(topic, partition))
 
     def open_new_batch(
@@ -142,13 +142,14 @@ class RecordAccumulator:
         Called by the append path when the open batch is missing or full.
 
         Args:
-            partition: -1 means the sticky partition, which is chosen again once it has received
-                `sticky_limit` bytes (KIP-794) or its broker's share of the buffer is used up.
+            partition: -1 means the sticky partition. Another sticky partition is chosen once the
+                current one has received `sticky_limit` bytes (KIP-794) or its broker's share of the
+                buffer is used up.
             permit: the result of `BrokerMemoryQuota.wait`; None if the caller has not waited.
 
         Returns:
-            The queue of the partition, without an open batch if its broker's share of the buffer
-            is used up, or if other callers wait for it and `permit` is not of this broker.
+            The queue of the partition. It has no open batch if its broker's share of the buffer is
+            used up, or if other callers wait for that share and `permit` is not for this broker.
         """
         if partition < 0:
             sticky = topic.sticky
@@ -186,7 +187,8 @@ class RecordAccumulator:
                 return queue
 
     def _grow(self, batch: ProducerBatch) -> bool:
-        """Raise the limit of a full batch that has to wait behind another one (`BatchGrowth`)."""
+        """Raise the size limit of a full batch that waits behind another batch (`BatchGrowth`).
+        Return False if it may not grow."""
         queue, core = batch.queue, batch.core
         if len(queue.batches) < 2 or self._quota.exceeded(queue.node):
             return False
@@ -198,7 +200,8 @@ class RecordAccumulator:
         return True
 
     def _open(self, queue: PartitionQueue) -> bool:
-        """Give the queue an open batch; False if a nested call (a finalizer) has done so."""
+        """Open a batch in the queue. Return False if a nested call (from a finalizer) has already
+        opened one."""
         opened = queue.opened
         self._maybe_add_partition(queue.topic_partition)
         now = self._loop.time()
@@ -214,16 +217,15 @@ class RecordAccumulator:
         )
         order = (next(self._orders),)
         batch = ProducerBatch(core, queue, order, now, now + settings.delivery_timeout)
-        # Everything that a new batch requires is noted before it is created: its deadline, the
-        # change of its queue, a pass of the sender. If the call is interrupted, these have no
-        # effect.
+        # Before the batch is in the queue, record everything that it requires: its deadline, the
+        # change of its queue, and a sender pass. If the call is interrupted, these have no effect.
         self.expires_at = min(self.expires_at, batch.deadline)
         self._changed[queue] = None
         self._wakeup()
         return queue.open(core, opened, batch, queue.batches, self.incomplete)
 
     def _seal(self, batch: ProducerBatch) -> None:
-        """Seal a full batch: it takes no more records. The next pass of the sender compresses
+        """Seal a full batch, so that it accepts no more records. The next sender pass compresses
         it."""
         queue, core = batch.queue, batch.core
         self._changed[queue] = None
@@ -231,7 +233,7 @@ class RecordAccumulator:
         queue.last_full = True
         queue.core = None
         core.seal()
-        queue.hold(core)  # from now on its bytes count for its broker
+        queue.hold(core)  # from now on, its bytes count against its broker's share
         if batch.state is OPEN:
             batch.change_state(SEALED)
 
@@ -254,7 +256,7 @@ class RecordAccumulator:
             self._memory.returned()
 
     def drop_emptied(self, now: float) -> None:
-        """Drop the batches whose records were all withdrawn since the last pass."""
+        """Drop the batches whose records were all withdrawn since the last sender pass."""
         emptied, self.emptied = self.emptied, []
         for batch in emptied:
             if not batch.core.record_count:
@@ -263,7 +265,7 @@ class RecordAccumulator:
                 self.reclassify(batch.queue, now)
 
     def _drop(self, batch: ProducerBatch) -> None:
-        """Forget a batch without records. It gets no outcome, because no task can wait for one."""
+        """Remove a batch without records. It gets no outcome, because no task can wait for one."""
         queue = batch.queue
         if queue.core is batch.core:
             queue.core = None
@@ -276,14 +278,15 @@ class RecordAccumulator:
     # -- readiness ------------------------------------------------------------------------------
 
     def reclassify(self, queue: PartitionQueue, now: float) -> None:
-        """Put a queue into the set it belongs to; call after any change to it."""
+        """Move a queue to the set that matches its first batch. Call this after every change to the
+        queue."""
         node = self._nodes[queue.node]
         node.remove(queue)
         if not queue.batches:
             return
         head = queue.batches[0]
         if head.state is COMPRESSING:
-            return  # `Sender.on_batch_compressed` classifies it again
+            return  # `Sender.on_batch_compressed` reclassifies the queue
         if head.not_before > now:
             heapq.heappush(self._due, (head.not_before, next(self._tickets), queue))
         elif (
@@ -297,11 +300,10 @@ class RecordAccumulator:
             self._lingering_queues.append(queue)
 
     def advance(self, now: float) -> None:
-        """Process the changes that the append side has noted, and move queues that are due to the
-        ready sets.
+        """Process the changes that the append side has recorded, and move queues that are due to
+        the ready sets.
 
-        Called once per pass. Records that are appended during a pass wake the sender for the next
-        one.
+        Called once per sender pass. A record that is appended during a pass causes another pass.
         """
         if self._sealed:
             sealed, self._sealed = self._sealed, []
@@ -315,15 +317,15 @@ class RecordAccumulator:
         due = self._due
         while due and due[0][0] <= now:
             self.reclassify(heapq.heappop(due)[2], now)
-        for queue in self._lingering_queues:  # some may be due after a stall of the loop
+        for queue in self._lingering_queues:  # after a stall of the event loop, some may be due
             if queue.batches and queue.batches[0].created_at + queue.settings.linger <= now:
                 self.reclassify(queue, now)
 
     def next_due(self) -> float:
-        """The next time at which `advance` has something to do.
+        """Return the next time at which `advance` has something to do.
 
         Linger deadlines are put into the heap here, not when a batch is opened, because most
-        batches are sent in the pass after that.
+        batches are sent in the pass after they were opened.
         """
         due = self._due
         if self._lingering_queues:
@@ -332,8 +334,8 @@ class RecordAccumulator:
                     self._note_linger(queue)
             self._lingering_queues.clear()
         while due and not self._is_awaited(*due[0]):
-            # The batch is not the first of its queue, so no wake-up is needed. Drop the deadline,
-            # which must be noted again once the batch is the first.
+            # The deadline is not that of the first batch of the queue, so no wake-up is needed.
+            # Drop the deadline; `_note_linger` adds it again once its batch is the first.
             queue = heapq.heappop(due)[2]
             queue.linger_at = -1.0
         return due[0][0] if due else math.inf
@@ -347,19 +349,18 @@ class RecordAccumulator:
                 heapq.heappush(self._due, (linger_at, next(self._tickets), queue))
 
     def _is_awaited(self, at: float, _: int, queue: PartitionQueue) -> bool:
-        """True if the first batch of the queue becomes due at that time."""
+        """Return True if the first batch of the queue becomes due at time `at`."""
         if not queue.batches:
             return False
         head = queue.batches[0]
         return at in (head.not_before, head.created_at + queue.settings.linger)
 
     def due_nodes(self, busy: Container[int]) -> list[int]:
-        """The brokers for which batches are due.
+        """Return the brokers for which batches are due.
 
         Args:
             busy: brokers with a Produce request in flight. With adaptive linger, an open batch
-                waits only while its broker is one of them, unless the profile of its topic has a
-                linger.
+                waits only while its broker is busy, unless the profile of its topic sets a linger.
         """
         found = []
         for node_id, node in list(self._nodes.items()):
@@ -375,26 +376,26 @@ class RecordAccumulator:
         return found
 
     def has_ready(self, node_id: int) -> bool:
-        """True if more batches are due for this broker."""
+        """Return True if more batches are due for this broker."""
         node = self._nodes.get(node_id)
         return node is not None and bool(node.ready)
 
     @property
     def flush_pending(self) -> bool:
-        """True if batches do not wait for `linger_ms`: memory is short, a flush is in progress, or
-        the transaction or the producer is ending."""
+        """True if batches are sent without waiting for `linger_ms`: memory is short, a flush is in
+        progress, or the transaction or the producer is ending."""
         memory = self._memory
         short = memory.has_waiters or memory.refused
         return self.closing or self.completing or short or self._flushes.active
 
     @property
     def leaderless(self) -> bool:
-        """True if data are queued for partitions without a leader."""
+        """True if records are queued for partitions without a leader."""
         node = self._leaderless
         return bool(node.ready or node.lingering or node.held)
 
     def leaderless_topics(self) -> set[str]:
-        """Topics with queued data for partitions without a leader."""
+        """Return the topics with queued records for partitions without a leader."""
         node = self._leaderless
         return {queue.topic for queue in itertools.chain(node.ready, node.lingering, node.held)}
 
@@ -406,9 +407,10 @@ class RecordAccumulator:
         max_size: int,
         may_drain: Callable[[PartitionQueue, ProducerBatch], bool],
     ) -> list[ProducerBatch]:
-        """Take at most one batch of each partition led by the node, `max_size` bytes in total, but
-        at least one batch. Open batches are taken too, because a request is sent anyway; those of
-        topics whose profile has a linger only while `flush_pending`.
+        """Take at most one batch of each partition led by the node, up to `max_size` bytes in
+        total; only the first batch may exceed this limit. Open batches are taken too, because a
+        request is sent anyway; but those of topics whose profile sets a linger are taken only while
+        `flush_pending`.
         """
         node = self._nodes[node_id]
         node.undrained_since = math.inf
@@ -465,7 +467,7 @@ class RecordAccumulator:
         self.reclassify(batch.queue, now)
 
     def on_reordered(self, queue: PartitionQueue) -> None:
-        """Have a queue classified before the next drain, because its first batch has changed."""
+        """Reclassify a queue before the next drain, because its first batch has changed."""
         self._changed[queue] = None
 
     def split(
@@ -474,8 +476,8 @@ class RecordAccumulator:
         """Replace a batch that is too large with smaller ones at the same position in its queue.
 
         Args:
-            payload: the records section, not compressed.
-            limit: largest size of a part in bytes.
+            payload: the uncompressed records section.
+            limit: maximum size of the records section of a part, in bytes before compression.
 
         The parts inherit the deadline, the flags and the number of attempts; the attempt that was
         rejected does not count. Source: Java `RecordAccumulator.splitAndReenqueue`.
@@ -510,8 +512,8 @@ class RecordAccumulator:
         return parts
 
     def deallocate(self, batch: ProducerBatch) -> None:
-        """Forget a batch that has its outcome and return its memory. The memory of a batch in
-        flight is kept until this is called again after the response. Idempotent.
+        """Remove a batch that has its outcome, and return its memory. The memory of a batch in
+        flight stays counted until the response, when this is called again. Idempotent.
 
         Source: Java `RecordAccumulator.deallocate`.
         """
@@ -550,11 +552,11 @@ class RecordAccumulator:
             self._memory.fail_waiters(error_of_all)
 
     def remove(self, batch: ProducerBatch) -> bool:
-        """Take a batch out of its queue; False if it is in none."""
+        """Remove a batch from its queue. Return False if it is not queued."""
         queue = batch.queue
         if batch.state not in QUEUED:
             return False
-        if batch in queue.batches:  # unless an interrupted call has removed it
+        if batch in queue.batches:  # false if an interrupted call has removed it
             queue.batches.remove(batch)
         batch.change_state(COMPLETING)
         if queue.core is batch.core:
@@ -565,14 +567,14 @@ class RecordAccumulator:
     # -- time -----------------------------------------------------------------------------------
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Batches without an outcome whose delivery deadline has passed, oldest first.
-        O(batches)."""
+        """Return the batches without an outcome whose delivery deadline has passed, earliest
+        deadline first. O(batches)."""
         found = [batch for batch in list(self.incomplete) if batch.deadline <= now]
         found.sort(key=lambda batch: (batch.deadline, batch.order))
         return found
 
     def next_expiry(self) -> float:
-        """The next delivery deadline, inf if nothing is incomplete; O(batches)."""
+        """Return the earliest delivery deadline, or inf if no batch is incomplete. O(batches)."""
         deadlines = [batch.deadline for batch in list(self.incomplete)]
         self.expires_at = min(deadlines, default=math.inf)
         return self.expires_at
@@ -584,7 +586,7 @@ class RecordAccumulator:
 
         The backoff of a batch ends if another leader was elected since its last attempt. It also
         ends if the partition had no leader for a time since then, because the topic may have been
-        created again. In that case its epochs start again, possibly with the epoch of the last
+        created again. In that case, its leader epochs restart and may equal the epoch of the last
         attempt.
         """
         lost: dict[int | None, None] = {}  # a dict, because the order must be deterministic
@@ -628,9 +630,9 @@ class RecordAccumulator:
         queues = [self._queues[key] for key in keys if key in self._queues]
         if any(queue.load for queue in queues):
             return None
-        # Keep the queues also for a batch whose response is being processed. It is neither queued
-        # nor in flight, but may return to its queue for a retry: new leaders in that response can
-        # be the reason for this call.
+        # Also keep the queues if the response for a batch is being processed. Such a batch is
+        # neither queued nor in flight, but may return to its queue for a retry. New leaders in that
+        # response can be the reason for this call.
         if any(batch.queue.topic == topic for batch in list(self.incomplete)):
             return None
         for queue in queues:
@@ -644,17 +646,17 @@ class RecordAccumulator:
         return partitions
 
     def loads(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """Number of queued and in-flight batches of each partition, for the adaptive
+        """Return the number of queued and in-flight batches of each partition, for the adaptive
         partitioner."""
         return [topic.slots[partition].load for partition in partitions]
 
     def usable(self, topic: TopicSlot, partitions: Iterable[int]) -> list[int]:
-        """The partitions that may be chosen because their broker has not used up its share of the
-        buffer.
+        """Return the partitions whose broker has not used up its share of the buffer.
 
-        With partitioner_availability_timeout_ms (KIP-794; 0: off), a partition with queued batches
-        is left out if its broker has accepted no request for longer than that. So each partition of
-        such a broker gets at most one batch. Source: Java `RecordAccumulator.partitionReady`.
+        With partitioner_availability_timeout_ms (KIP-794; 0 disables it), partitions with queued
+        batches are omitted if their broker has accepted no request for longer than that. Therefore
+        each partition of such a broker gets at most one batch. Source: Java
+        `RecordAccumulator.partitionReady`.
         """
         partitions = self._roomy(topic, partitions)
         if not self._availability_timeout:
@@ -668,7 +670,8 @@ class RecordAccumulator:
         ]
 
     def note_undrainable(self, node_id: int, now: float) -> None:
-        """Note that batches are due for a broker that accepts no request now; `drain` resets this.
+        """Note that batches are due for a broker that accepts no request now. The next `drain`
+        resets this.
 
         Source: Java `RecordAccumulator.updateNodeLatencyStats`.
         """

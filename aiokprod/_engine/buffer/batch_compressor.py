@@ -47,7 +47,8 @@ class BatchCompressor:
         self._jobs: set[asyncio.Future[bytes]] = set()
 
     def ratio(self, topic: str) -> float:
-        """Estimated compressed / plain size of the next batch of `topic`, margin included."""
+        """Return the estimated compressed size / plain size of the next batch of `topic`, including
+        a margin."""
         return min(1.0, self._ratios.get(topic, 1.0) * _ESTIMATE_MARGIN)
 
     def reset_ratio(self, topic: str) -> None:
@@ -59,8 +60,8 @@ class BatchCompressor:
         self._ratios.pop(topic, None)
 
     def compress(self, batch: ProducerBatch) -> bool:
-        """Encode and compress a batch. True if it can be sent now; False if a worker thread
-        compresses it or the codec failed: `on_compressed` is called later."""
+        """Encode and compress a batch. Return True if it can be sent now. Return False if a worker
+        thread compresses it or the codec failed; `on_compressed` is then called later."""
         if batch.state is READY:
             return True
         if batch.state is COMPRESSING:
@@ -77,7 +78,7 @@ class BatchCompressor:
         if len(plain) <= INLINE_LIMIT or self._executor is None:
             try:
                 payload = codec.compress(plain)
-            except Exception as error:  # a codec or memory failure costs this batch only
+            except Exception as error:  # a codec or memory error fails this batch only
                 batch.change_state(COMPRESSING)
                 self._loop.call_soon(self._on_compressed, batch, error)
                 return False
@@ -96,13 +97,13 @@ class BatchCompressor:
             error = asyncio.CancelledError("compression was cancelled")
         else:
             error = job.exception()
-        if batch.state is COMPRESSING:  # unless it has expired meanwhile
+        if batch.state is COMPRESSING:  # false if the batch has expired meanwhile
             if error is None:
                 self._set_payload(batch, job.result())
             else:
-                # SEALED makes the next pass that looks at the batch compress it again if a signal
-                # handler interrupts `_on_compressed`. Otherwise its partition would wait until the
-                # batch expires.
+                # If a signal handler interrupts `_on_compressed`, a batch in state SEALED is
+                # compressed again by the next drain. In state COMPRESSING, it would block its
+                # partition until it expires.
                 batch.change_state(SEALED)
         self._on_compressed(batch, error)
 

@@ -1,8 +1,8 @@
 """Elastic batches: a full batch that has to wait grows beyond `batch_size`.
 
 Each batch costs time on the broker and in this process, so under load one large batch is better
-than several small ones. A batch behind another one of its partition could not be sent earlier
-anyway.
+than several small ones. A batch that waits behind another batch of its partition could not be sent
+earlier anyway.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ expire together with its oldest one."""
 class BatchGrowth:
     """Decides whether and how far a full batch may grow.
 
-    The accumulator calls it only for a batch that has to wait behind another one, and only while
-    the broker is within its memory quota.
+    The accumulator calls `next_limit` only for a batch that waits behind another batch, and only
+    while the broker is within its memory quota.
 
     """
 
@@ -35,8 +35,9 @@ class BatchGrowth:
         self._disabled: set[str] = set()
 
     def next_limit(self, batch: ProducerBatch, now: float) -> int:
-        """The new limit of a full batch's records section in bytes: one `batch_size` more than the
-        current limit, or the current limit if the batch may not grow."""
+        """Return the new limit of a full batch's records section, in bytes: one `batch_size` more
+        than the current limit but at most `growth_limit`, or the current limit if the batch may not
+        grow."""
         core: BatchCore = batch.core
         settings = batch.queue.settings
         if (

@@ -1,5 +1,4 @@
-"""Splitting of a batch that a broker rejected as too large (KIP-126): its records and the size of
-the parts."""
+"""Functions for splitting a batch that a broker rejected as too large (KIP-126)."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ _MAX_PLAIN: Final = 1 << 30
 
 
 def plain_records(batch: ProducerBatch) -> bytes:
-    """The records section before compression."""
+    """Return the records section before compression."""
     assert batch.payload is not None, "only an encoded batch is split"
     codec = batch.queue.settings.codec
     return batch.payload if codec is None else codec.decompress(batch.payload, _MAX_PLAIN)
 
 
 def part_limit(batch: ProducerBatch) -> int:
-    """The limit of the records section of a part, in bytes before compression: batch_size without
-    the header, or half of the batch's records section if that is less."""
+    """Return the limit of the records section of a part, in bytes before compression: batch_size
+    without the header, or half of the batch's records section if that is less."""
     return max(1, min(batch.queue.settings.batch_size - HEADER_SIZE, batch.plain_size // 2))

@@ -1,8 +1,9 @@
-"""The states of a batch as a table of transitions. `ProducerBatch.change_state` is the only writer.
+"""The states of a batch and the allowed transitions. Only `ProducerBatch.change_state` sets a
+state.
 
-The knowledge about earlier attempts (`possibly_appended`, `in_doubt`, ...) is not part of the
-state, because it does not change with it. docs/design/sender.md has a diagram, a table with the
-code that makes each transition, and the states of the `BatchCore` that belong to each state.
+The flags about earlier attempts (`possibly_appended`, `in_doubt`, ...) are not part of the state,
+because they change independently of it. docs/design/sender.md has a diagram, a table with the code
+that makes each transition, and the states of the `BatchCore` that belong to each state.
 
 Source: Java `ProducerBatch`, `RecordAccumulator.drain`, `Sender.inFlightBatches`.
 """
@@ -20,20 +21,21 @@ if TYPE_CHECKING:
 class BatchState(enum.StrEnum):
     """State of a `ProducerBatch`. A `StrEnum`, because hashing its members calls no Python code."""
 
-    OPEN = "open"  # takes records
-    # Takes no more records. They can still be withdrawn, except those of the parts of a split batch
-    # and of a batch whose compression has failed in a worker thread.
+    OPEN = "open"  # accepts records
+    # Accepts no more records. Its records can still be withdrawn, except those of the parts of a
+    # split batch and of a batch whose compression has failed in a worker thread.
     SEALED = "sealed"
     COMPRESSING = "compressing"  # a worker thread compresses it, or its codec has just failed
     READY = "ready"  # encoded; waits to be sent, for the first time or again
     DRAINED = "drained"  # taken out of the queue to be sent
-    IN_FLIGHT = "in flight"  # in a request that has not ended: no response, no error
+    IN_FLIGHT = "in flight"  # in a request that has not ended with a response or an error
     IN_FLIGHT_FAILED = "in flight, failed"  # like IN_FLIGHT, but its records have failed meanwhile
     COMPLETING = "completing"  # neither queued nor in flight: its outcome is being decided
     DONE = "done"  # acknowledged, failed, split or without records; its memory has been returned
 
 
-# Members read on every request. Reading them from the class calls Python code before 3.12.
+# These members are read for every request. Before Python 3.12, reading them from the class calls
+# Python code.
 OPEN: Final = BatchState.OPEN
 SEALED: Final = BatchState.SEALED
 COMPRESSING: Final = BatchState.COMPRESSING
@@ -57,9 +59,10 @@ TRANSITIONS: Final[Mapping[BatchState, frozenset[BatchState]]] = MappingProxyTyp
         DONE: frozenset(),
     }
 )
-"""Allowed transitions; any other one is a bug in this package."""
+"""Allowed transitions; any other transition is a bug in this package."""
 
 QUEUED: Final = frozenset({OPEN, SEALED, COMPRESSING, READY})
-"""The batch is in the queue of its partition."""
+"""States of a batch in the queue of its partition."""
 IN_REQUEST: Final = frozenset({IN_FLIGHT, IN_FLIGHT_FAILED})
-"""A connection has its bytes. Its memory stays counted, whatever its outcome (CVE-2026-35554)."""
+"""States of a batch in a request. A connection refers to its bytes, so its memory stays counted,
+even if its records have failed (CVE-2026-35554)."""

@@ -2,7 +2,8 @@
 sends to the others.
 
 The sealed batches of a broker may use half of buffer_memory. A caller that needs another batch for
-this broker waits until some of them have their outcome. Clusters of one broker have no limit.
+this broker waits until some of these batches have their outcome. A cluster of one broker has no
+limit.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class HasLeader(Protocol):
 class QuotaWaiter:
     """A caller that waits for a broker's share, from its first wait until its record is appended.
 
-    Once granted it is the permit to open a batch. The permit also ends when the object is deleted:
-    a caller that was interrupted by a signal handler may never call `release`, and later callers
-    would wait forever.
+    Once granted, the object is the permit to open a batch. The permit also ends when the object is
+    deleted, because a caller that a signal handler has interrupted may never call `release`, and
+    later callers would wait forever.
 
     Attributes:
         queue: the queue of the partition to which the caller wants to append.
         arrival: callers that wait for the same broker are served in the order of this number.
         node: the broker for whose share the caller waits, or whose permit it has.
-        granted: the caller has the permit, and `release` was not called yet.
+        granted: True while the caller has the permit, from its grant until `release`.
         future: done once the permit is granted, or the topic is no longer in use.
     """
 
@@ -73,8 +74,8 @@ _by_arrival = attrgetter("arrival")
 
 
 class BrokerMemoryQuota:
-    """The bytes in use by each broker id (None: partitions without a leader), and the callers that
-    wait for room.
+    """The bytes in use by broker id (None stands for partitions without a leader), and the callers
+    that wait for room.
 
     Invariants: there is one permit per broker, so that order is kept and no more callers are woken
     than there is room for; no caller waits while there is room and the permit is free; callers are
@@ -91,20 +92,21 @@ class BrokerMemoryQuota:
         self._closed: KafkaError | None = None
 
     def account(self, node: int | None) -> ByteCount:
-        """The count of the bytes in use by a broker. The queues of its partitions change it
-        (`PartitionSlot`); after a decrease, `returned` must be called."""
+        """Return the counter of the bytes in use by a broker. The queues of its partitions change
+        the counter (`PartitionSlot`); after a decrease, `returned` must be called."""
         count = self._held.get(node)
         if count is None:
             count = self._held.setdefault(node, ByteCount())
         return count
 
     def returned(self, node: int | None) -> None:
-        """The batches of a broker use fewer bytes than before."""
+        """Grant the permit to the next waiter if there is room, because batches of the broker were
+        freed."""
         if self._waiting:
             self.grant_next(node)
 
     def reserved_bytes(self, node: int | None) -> int:
-        """Bytes in use by a broker."""
+        """Return the bytes in use by a broker."""
         count = self._held.get(node)
         return 0 if count is None else count.bytes
 
@@ -115,23 +117,24 @@ class BrokerMemoryQuota:
 
     @property
     def pressure(self) -> float:
-        """Used part of the fullest broker's share, 0 to 1; 0 while there is no limit."""
+        """Used fraction of the fullest broker's share, from 0 to 1; 0 while there is no limit."""
         most = max((count.bytes for count in list(self._held.values())), default=0)
         if not most or not self._several_nodes():
             return 0.0
         return min(1.0, most / max(1, self._limit))
 
     def has_waiters(self, node: int | None) -> bool:
-        """True if a caller waits for this broker, or has its permit."""
+        """Return True if a caller waits for this broker, or has its permit."""
         return node in self._waiting or node in self._granted
 
     def exceeded(self, node: int | None) -> bool:
-        """True if no further batch may be opened for this broker."""
+        """Return True if no further batch may be opened for this broker."""
         count = self._held.get(node)
         return count is not None and count.bytes > self._limit and self._several_nodes()
 
     def grant_next(self, node: int | None) -> None:
-        """Grant the permit of a broker to its first waiter, if there is room and it is free."""
+        """Grant the permit of a broker to its first waiter, if there is room and the permit is
+        free."""
         waiters = self._waiting.get(node)
         if waiters is None or node in self._granted or self.exceeded(node):
             return
@@ -152,8 +155,8 @@ class BrokerMemoryQuota:
             self.grant_next(node)
 
     def follow(self, nodes: Iterable[int | None]) -> None:
-        """Move callers that wait for partitions which these brokers no longer lead to the current
-        leaders, in order of arrival."""
+        """Move callers whose partition has a new leader to the waiters of that leader, in order of
+        arrival. `nodes` are the brokers that have lost partitions."""
         joined: dict[int | None, list[QuotaWaiter]] = {}
         for node in nodes:
             waiters = self._waiting.get(node, ())
@@ -167,8 +170,7 @@ class BrokerMemoryQuota:
             self.grant_next(node)
 
     def forget(self, queues: Collection[HasLeader]) -> None:
-        """Let callers that wait for one of these removed queues return from `wait` without a
-        permit."""
+        """End the waits for these removed queues: `wait` returns without a permit."""
         for waiters in list(self._waiting.values()):
             for waiter in [waiter for waiter in waiters if waiter.queue in queues]:
                 self._leave(waiter)
@@ -183,7 +185,7 @@ class BrokerMemoryQuota:
             self.grant_next(waiter.node)
 
     def on_dropped(self, waiter: QuotaWaiter) -> None:
-        """Give the permit of an interrupted caller to the next caller. This is called by a
+        """Pass the permit of an interrupted caller to the next caller. This is called by a
         finalizer, which may run in any thread and during any other call, so the permit is granted
         in the next iteration of the event loop."""
         node = waiter.node
@@ -194,8 +196,8 @@ class BrokerMemoryQuota:
     async def wait(
         self, queue: HasLeader, deadline: float, waiter: QuotaWaiter | None = None
     ) -> QuotaWaiter:
-        """Wait for the permit to open a batch of a partition. If its leader changes, the wait
-        continues for the new one. The caller must call `release`.
+        """Wait for the permit to open a batch of a partition. If the partition's leader changes,
+        the wait continues for the new leader. The caller must call `release`.
 
         Args:
             deadline: loop time.
@@ -204,7 +206,7 @@ class BrokerMemoryQuota:
 
         Raises:
             BufferTimeout: `deadline` passed.
-            KafkaError: the error given to `close`.
+            KafkaError: the error passed to `close` or `fail_waiters`.
 
         Cancellation: the permit passes to the next caller.
         """
@@ -260,11 +262,11 @@ class BrokerMemoryQuota:
         if last is not None and last.arrival > waiter.arrival:
             waiters.move_to_end(waiter, last=False)
             second = next(itertools.islice(waiters, 1, None))
-            if second.arrival < waiter.arrival:  # its place is not the first one
+            if second.arrival < waiter.arrival:  # the waiter does not belong in first place
                 self._waiting[waiter.node] = OrderedDict.fromkeys(sorted(waiters, key=_by_arrival))
 
     def _leave(self, waiter: QuotaWaiter) -> bool:
-        """Stop waiting; False if the caller no longer waited."""
+        """Remove a waiter. Return False if it no longer waited."""
         waiters = self._waiting.get(waiter.node)
         if waiters is None or waiter not in waiters:
             return False

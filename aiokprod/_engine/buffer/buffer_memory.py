@@ -1,4 +1,5 @@
-"""`BufferMemory`: counts the bytes of records without an outcome; calls wait in a FIFO queue.
+"""`BufferMemory` counts the bytes of records without an outcome. Calls wait for room in a FIFO
+queue.
 
 Source: Java `BufferPool`, but without its pool of buffers. In CVE-2026-35554 a buffer was reused
 while a request still referred to it, which wrote records to other topics.
@@ -37,29 +38,30 @@ class BufferMemory(MemoryBudget):
     Invariant: `used` is the sum of the bytes that were granted and not returned.
 
     Attributes:
-        refused: since bytes were last returned, a call that does not wait found no room.
+        refused: True if a call that does not wait has found no room since bytes were last returned.
     """
 
     def __init__(self, limit: int, on_exhausted: Callable[[], None]) -> None:
         super().__init__(limit)
-        # An ordered dict, so that leaving is O(1).
+        # An ordered dict, so that removing a waiter is O(1).
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._on_exhausted = on_exhausted
         self.refused = False
         self._closed: KafkaError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the callers that wait
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the waiting callers
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for room."""
+        """Number of callers that wait for room."""
         return len(self._waiters)
 
     def has_room(self, size: int) -> bool:
-        """True if no caller waits and `size` bytes are free."""
+        """Return True if no caller waits and `size` bytes are free."""
         return not self._waiters and self.used + size <= self.limit
 
     def try_reserve(self, size: int, reservation: Reservation) -> bool:
-        """Grant `size` bytes at once, if no caller waits and they are free."""
+        """Grant `size` bytes if no caller waits and these bytes are free; return False
+        otherwise."""
         if not self.has_room(size):
             return False
         reservation.grant(size)
@@ -69,10 +71,10 @@ class BufferMemory(MemoryBudget):
         """Grant `size` bytes (≤ `limit`), waiting until `deadline` (loop time).
 
         Raises:
-            BufferTimeout: the deadline passed; nothing was taken.
-            KafkaError: the error given to `close`.
+            BufferTimeout: the deadline passed; nothing was granted.
+            KafkaError: the error passed to `close` or `fail_waiters`.
 
-        Cancellation: stops waiting; bytes granted meanwhile are in the reservation.
+        Cancellation: only the wait ends; bytes that were already granted are in the reservation.
         """
         if self._closed is not None:
             raise self._closed.copy()
@@ -95,9 +97,9 @@ class BufferMemory(MemoryBudget):
 
     def on_refused(self) -> None:
         """Note that a record was refused because there is no room and its caller does not wait.
-        Until bytes are returned, batches are sent as if it waited."""
+        Until bytes are returned, batches are sent as if a caller were waiting."""
         if not self.refused:
-            self._on_exhausted()  # first: this call may be interrupted
+            self._on_exhausted()  # first, because this call may be interrupted
             self.refused = True
 
     def give_back(self, reservation: Reservation) -> None:
@@ -106,7 +108,7 @@ class BufferMemory(MemoryBudget):
             self.returned()
 
     def returned(self) -> None:
-        """Grant the requests of the first waiters, as many as there is room for, because bytes were
+        """Grant the requests of the first waiters while there is room. Called after bytes were
         returned."""
         assert self.used >= 0, "more bytes released than reserved"
         self.refused = False

@@ -16,7 +16,7 @@ class FlushTracker:
     that is split is replaced by its parts. Source: Java `IncompleteBatches`.
 
     Attributes:
-        active: True while a flush is in progress, which ignores `linger_ms`.
+        active: True while a flush is in progress. Batches then do not wait for `linger_ms`.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class FlushTracker:
         self._flushes: list[tuple[set[ProducerBatch], asyncio.Future[None], bool]] = []
 
     def on_batch_done(self, batch: ProducerBatch) -> None:
-        """End the waits whose last batch without an outcome was this one."""
+        """Note that a batch has its outcome, and end the waits that have no other batch."""
         for pending, future, _ in list(self._flushes):
             pending.discard(batch)
             if not pending and not future.done():
                 future.set_result(None)
 
     def replace(self, batch: ProducerBatch, parts: Iterable[ProducerBatch]) -> None:
-        """Let waits for a batch that was split wait for its parts."""
+        """Make waits for a batch that was split wait for its parts."""
         for pending, _, _ in self._flushes:
             if batch in pending:
                 pending.update(parts)
@@ -46,7 +46,7 @@ class FlushTracker:
         """Return once each of `batches` was acknowledged or has failed.
 
         Args:
-            until_given_up: return at `give_up` too.
+            until_given_up: also return when `give_up` is called.
 
         Cancellation: only the wait ends.
         """

@@ -23,23 +23,25 @@ class ProducerBatch:
         deadline: loop time at which its records fail if they have no outcome yet.
         not_before: loop time before which a retry must not be sent.
         state: see `BatchState`; only `change_state` writes it.
-        possibly_appended: after some attempt it is unknown whether the broker appended it. Never
-            cleared: a later rejection says nothing about that attempt.
-        in_doubt: like `possibly_appended`, until a sequence error proves that the log lacks it.
-        lost: a request with it got no response. A copy may still arrive at a broker, even after
-            responses to later attempts.
-        divided_in_doubt: part of a batch that was in doubt when it was divided. A sequence error
-            proves nothing about it: brokers do not recognise parts of a batch that they have
-            stored.
-        proven_offset: its offset, if the response to a newer batch proves it; -1 if unknown.
-        maybe_written: bytes of some attempt may have reached a broker, even if the response was an
-            error. From then on its sequence must not be assigned to other records.
+        possibly_appended: True if it is unknown whether the broker appended the batch in some
+            attempt. Never cleared, because a later rejection says nothing about that attempt.
+        in_doubt: like `possibly_appended`, but cleared when a sequence error proves that the batch
+            is not in the log.
+        lost: True if a request with the batch got no response. A copy may still arrive at a broker,
+            even after responses to later attempts.
+        divided_in_doubt: True for a part of a batch that was in doubt when it was split. A sequence
+            error then proves nothing, because brokers do not recognise the parts of a batch that
+            they have stored.
+        proven_offset: its base offset, if the response to a newer batch proves that offset; -1 if
+            unknown.
+        maybe_written: True once bytes of some attempt may have reached a broker, even if the
+            response was an error. From then on, its sequence must not be assigned to other records.
         payload: the records as they are sent; None before READY and once DONE.
-        wire_node: the broker it was sent to last.
-        last_failure: code name and error of the last attempt that failed.
-        sequence_reset: renumbered by an epoch bump since it was first sent.
+        wire_node: the broker to which it was last sent.
+        last_failure: name of the error code, and the error, of the last failed attempt.
+        sequence_reset: True if `PartitionSequences.reset_sequences` has given it new sequences.
 
-    docs/design/idempotence.md has a table of the flags: when they are set, cleared and read.
+    docs/design/idempotence.md has a table that shows when each flag is set, cleared and read.
 
     Source: Java `ProducerBatch`.
     """
@@ -112,14 +114,14 @@ class ProducerBatch:
         core.owner = self
 
     def change_state(self, state: BatchState) -> None:
-        """Raises `AssertionError` if the table has no such transition."""
+        """Set the state. Raises `AssertionError` if `TRANSITIONS` does not allow this."""
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"{self!r}: {self.state} -> {state}")
         self.state = state
 
     @property
     def in_flight(self) -> bool:
-        """True if it is in a request that has not ended."""
+        """True if the batch is in a request that has not ended."""
         return self.state in IN_REQUEST
 
     @property
@@ -131,24 +133,25 @@ class ProducerBatch:
 
     @property
     def compression_ratio(self) -> float:
-        """Compressed size / plain size of its records; 1 until it is encoded."""
+        """Compressed size / plain size of the records; 1 until the batch is encoded."""
         payload = self.payload
         return 1.0 if payload is None or not self.plain_size else len(payload) / self.plain_size
 
     @property
     def has_sequence(self) -> bool:
-        """True once it has a sequence, which a broker may have seen."""
+        """True once the batch has a sequence, with which it may have reached a broker."""
         return self.base_sequence != NO_SEQUENCE
 
     def leader_changed(self, leader_epoch: int) -> bool:
-        """True if the leader epoch in the metadata is not that of the last attempt. It is higher,
-        or lower if the topic was created again, the only case in which the metadata accepts a
-        lower one. Source: Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`."""
+        """Return True if the leader epoch in the metadata differs from that of the last attempt. It
+        is lower only if the topic was created again: otherwise the metadata accepts no lower epoch.
+        Source: Java `ProducerBatch.hasLeaderChangedForTheOngoingRetry`."""
         known = self.leader_epoch >= 0 and leader_epoch >= 0
         return known and leader_epoch != self.leader_epoch
 
     def chunks(self) -> tuple[bytes, bytes]:
-        """The encoded header and records of the batch; created for each attempt, never changed."""
+        """Return the encoded header and the records of the batch. The header is created for each
+        attempt; neither is ever changed."""
         core = self.core
         assert self.payload is not None, "batch is not encoded"
         header = batch_header(
@@ -165,8 +168,8 @@ class ProducerBatch:
         return header, self.payload
 
     def note_unknown(self, *, lost: bool = False) -> None:
-        """Note that it is unknown after an attempt whether the broker has appended the batch;
-        `lost` if there was no response at all."""
+        """Note that it is unknown after an attempt whether the broker has appended the batch.
+        `lost` means that there was no response at all."""
         self.maybe_written = True
         self.lost = self.lost or lost
         self.possibly_appended = True
@@ -178,7 +181,7 @@ class ProducerBatch:
         self.queue.accumulator.discard(self)
 
     def fail(self, error: KafkaError, record_errors: dict[int, KafkaError] | None = None) -> bool:
-        """Fail all records. False if they already have their outcome."""
+        """Fail all records. Return False if they already have their outcome."""
         return self.core.fail(error, record_errors, self)
 
     def __repr__(self) -> str:

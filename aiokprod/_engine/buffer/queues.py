@@ -1,5 +1,5 @@
-"""The queue of batches of one partition, and the queues of one broker by the events for which they
-wait."""
+"""`PartitionQueue` has the batches of one partition, `NodeQueues` the queues of one broker, grouped
+by readiness."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 OUTAGE_KEPT_S: Final = 10.0
-"""Seconds without waiting records after which an outage is assumed to be over: whether it has ended
-is then unknown."""
+"""Seconds without waiting records after which an outage is assumed to have ended, because without
+records this cannot be observed."""
 
 _IDLE_SHARE: Final = 3
 """An idle time counts as part of an outage up to this multiple of the time for which records have
-waited: one that was given up after milliseconds says little about the seconds after it."""
+waited. A record that was given up after milliseconds says little about the following seconds."""
 
 
 class PartitionQueue(PartitionSlot):
     """The batches of one partition in the order in which they must be sent.
 
-    Only the last one may be open; its `BatchCore` is `core`, to which the append path writes.
+    Only the last batch may be open. Its `BatchCore` is `core`, to which the append path writes.
     Batches in flight are not in the queue; a retry returns to its position in sequence order.
 
     Attributes:
@@ -36,12 +36,13 @@ class PartitionQueue(PartitionSlot):
         node: broker id of the leader in the metadata, or None if there is no leader.
         acknowledged_at: loop time of the last acknowledgment of one of its batches; -inf before the
             first.
-        given_up_at: loop time at which records were last given up (expired or withdrawn) that had
-            waited longer than their linger; -inf if that never happened.
-        unacknowledged_since: begin of the time without an acknowledgment to which `given_up_at`
-            belongs.
+        given_up_at: loop time at which records that had waited longer than their linger were last
+            given up (expired or withdrawn); -inf if that never happened.
+        unacknowledged_since: start of the period without acknowledgments that lasted until
+            `given_up_at`.
         wire_node: broker to which the batches in flight were sent; valid while `in_flight` > 0.
-        linger_at: linger deadline that was noted last (see `RecordAccumulator.next_due`).
+        linger_at: linger deadline that was last put into the deadline heap (see
+            `RecordAccumulator.next_due`); -1 if none.
     """
 
     __slots__ = (
@@ -78,24 +79,24 @@ class PartitionQueue(PartitionSlot):
 
     @property
     def load(self) -> int:
-        """Number of batches queued or in flight (in Java the queue size of the adaptive
-        partitioner)."""
+        """Number of batches queued or in flight. In Java, this is the queue size that the adaptive
+        partitioner uses."""
         return len(self.batches) + self.in_flight
 
     def on_given_up(self, batch: ProducerBatch, now: float) -> None:
-        """The records of a batch have expired or were withdrawn. The time for which they waited
-        counts for the next ones too, see `waits_since`."""
+        """Note that the records of a batch have expired or were withdrawn. The time for which they
+        waited also counts for the next records (see `waits_since`)."""
         since = self.waits_since(batch)
         if since < now:
             self.unacknowledged_since, self.given_up_at = since, now
 
     def waits_since(self, batch: ProducerBatch) -> float:
-        """The loop time since which this partition has waited for an acknowledgment.
+        """Return the loop time since which this partition has waited for an acknowledgment.
 
-        This is the end of the linger of `batch`, its oldest one, or the last acknowledgment if that
-        is later. If records were given up at most `OUTAGE_KEPT_S` before the batch was opened, and
-        nothing was acknowledged since, the time for which those waited counts too, and so does the
-        time without a waiting record after it, up to `_IDLE_SHARE` times the former.
+        This is the end of the linger of `batch`, the oldest batch, or the last acknowledgment if
+        that is later. If earlier records were given up at most `OUTAGE_KEPT_S` before `batch` was
+        opened, and nothing was acknowledged since, the time for which they waited counts too. The
+        idle time after that also counts, up to `_IDLE_SHARE` times their waiting time.
         """
         since = max(batch.created_at + self.settings.linger, self.acknowledged_at)
         if (
@@ -108,7 +109,8 @@ class PartitionQueue(PartitionSlot):
         return since
 
     def insert(self, batch: ProducerBatch) -> None:
-        """Put a batch back in sequence order: a retry before all newer batches."""
+        """Insert a batch at its position in sequence order, so that a retry precedes all newer
+        batches."""
         batches = self.batches
         position = 0
         while position < len(batches) and batches[position].order < batch.order:
@@ -116,13 +118,13 @@ class PartitionQueue(PartitionSlot):
         batches.insert(position, batch)
 
     def put_first(self, batch: ProducerBatch | None) -> None:
-        """Sort the queue in sequence order, but with `batch` first if it is queued."""
+        """Sort the queue in sequence order, except that `batch` comes first if it is queued."""
         queued = list(self.batches)
         ordered = sorted(queued, key=lambda each: (each is not batch, each.order))
         if ordered != queued:
             for position, each in enumerate(ordered):
-                # Replace them one by one, because a signal handler or a finalizer may have opened a
-                # batch meanwhile, which is at the end and must stay in the queue.
+                # Replace the batches one by one. A signal handler or a finalizer may have opened a
+                # batch meanwhile, which must stay at the end of the queue.
                 self.batches[position] = each
             self.accumulator.on_reordered(self)
 
@@ -131,15 +133,15 @@ class PartitionQueue(PartitionSlot):
 
 
 class NodeQueues:
-    """The queues of the partitions led by one broker, or of those without a leader.
+    """The queues of the partitions led by one broker, or of the partitions without a leader.
 
     A queue that was drained is moved to the end, so that no partition starves.
 
     Attributes:
         ready: queues with a batch that can be sent now.
         lingering: queues with one open batch, which may still receive records.
-        held: like `lingering`, for topics whose profile has a linger. A pass does not look at them
-            until it is over, or until batches do not wait for their linger.
+        held: like `lingering`, for topics whose profile sets a linger. A sender pass ignores these
+            queues until the linger has elapsed, or until batches are sent without waiting for it.
         undrained_since: loop time since which batches have been due for the broker but it has
             accepted no request; inf if it accepts requests.
     """
@@ -153,7 +155,7 @@ class NodeQueues:
         self.undrained_since = math.inf
 
     def remove(self, queue: PartitionQueue) -> None:
-        """Remove a queue from the set it is in."""
+        """Remove a queue from its set."""
         self.ready.pop(queue, None)
         self.lingering.pop(queue, None)
         self.held.pop(queue, None)

@@ -1,4 +1,4 @@
-"""Warns of timestamps in seconds: `timestamp_ms` is in milliseconds."""
+"""Warns if `timestamp_ms`, which is in milliseconds, seems to be in seconds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST: Final = 100_000_000
-"""1973 in seconds; 2 January 1970 in milliseconds."""
+"""First suspicious timestamp: in the year 1973 if in seconds, on 2 January 1970 if in
+milliseconds."""
 END: Final = 10_000_000_000
-"""2286 in seconds; 26 April 1970 in milliseconds."""
+"""End of the suspicious timestamps: the year 2286 if in seconds, 26 April 1970 if in
+milliseconds."""
 
 
 class TimestampCheck:
-    """Warns once, with the first batch whose first record seems to have a timestamp in seconds.
+    """Warns once, for the first batch whose first record seems to have a timestamp in seconds.
 
-    The record is sent: a time in early 1970 is legal, and the topic may ignore it. The accumulator
-    compares the timestamp of each batch with FIRST and END itself, to save a call.
+    The record is sent anyway: a time in early 1970 is valid, and the topic may ignore timestamps.
+    To save a call, the accumulator itself compares the timestamp of each batch with FIRST and END.
     """
 
     def __init__(self) -> None:
         self._warned = False
 
     def suspect(self, batch: ProducerBatch) -> None:
-        """The first record of `batch` has a timestamp from FIRST to END."""
+        """Warn, unless this was done already, that the first record of `batch` has a timestamp from
+        FIRST to END."""
         if self._warned:
             return
         self._warned = True

@@ -1,4 +1,5 @@
-"""The settings of the batches of each topic: those of its profile, else those of the producer."""
+"""The batch settings of each topic: those of its profile, or those of the producer if the profile
+has none."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from aiokprod.topic_profiles import TopicProfile
 
 _LEAST_BATCHES: Final = 16
-"""The buffer has room for at least this number of batches of the largest size."""
+"""Minimum number of batches of the largest size for which the buffer has room."""
 
 
 class TopicSettings:
@@ -21,11 +22,13 @@ class TopicSettings:
 
     Attributes:
         linger: maximum time that a batch waits for more records.
-        own_linger: its batches wait for `linger`, independently of other batches for their broker.
+        own_linger: True if the profile sets the linger. Batches then wait for `linger` even if a
+            request to their broker is sent earlier.
         batch_size: target size of a batch, including the header.
-        growth_limit: size of the largest batch, including the header (`elastic_batch_size`).
+        growth_limit: maximum size to which a batch may grow, including the header
+            (`elastic_batch_size`).
         sticky_limit: bytes after which another sticky partition is chosen (KIP-794).
-        delivery_timeout: from the opening of a batch to its outcome.
+        delivery_timeout: maximum time from the opening of a batch to its outcome.
         codec: None for no compression.
     """
 
@@ -48,7 +51,7 @@ class TopicSettings:
             topic.elastic_batch_size, config.max_request_size, buffered_limit(config)
         )
         # A transaction keeps its sticky partition for longer, because each further partition costs
-        # it an AddPartitionsToTxn and a marker.
+        # an AddPartitionsToTxn request and a marker.
         transactional = config.transactional_id is not None
         self.sticky_limit = max(self.batch_size, self.growth_limit * transactional)
         self.delivery_timeout = topic.delivery_timeout_ms / 1000
@@ -56,8 +59,8 @@ class TopicSettings:
 
 
 class TopicSettingsTable:
-    """Finds the settings of a topic. The result is kept until the topic is forgotten, because it is
-    needed for each of its partitions.
+    """Finds the settings of a topic. The result is cached until the topic is forgotten, because
+    each partition of the topic needs it.
 
     Args:
         codec: the codec of the producer, which also applies to topics whose profile has none.
@@ -81,7 +84,7 @@ class TopicSettingsTable:
         return any(settings.codec is not None for settings in every)
 
     def of(self, topic: str) -> TopicSettings:
-        """The settings of a topic: those of the first pattern that matches it."""
+        """Return the settings of a topic: those of the first pattern that matches it."""
         if not self._profiles:
             return self._default
         settings = self._by_topic.get(topic)
@@ -96,7 +99,7 @@ class TopicSettingsTable:
 
 
 def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE) -> Codec | None:
-    """The codec that a configuration selects for the topics of a profile, or None for no
+    """Return the codec that a configuration selects for the topics of a profile, or None for no
     compression.
 
     Raises:
@@ -109,6 +112,6 @@ def configured_codec(config: ProducerConfig, profile: TopicProfile = NO_PROFILE)
 
 
 def buffered_limit(config: ProducerConfig) -> int:
-    """Largest size in bytes to which a batch may grow. The limit applies both to its memory in the
-    buffer and to its size in a request."""
+    """Return the largest size, in bytes, to which a batch may grow. The limit applies both to its
+    memory in the buffer and to its size in a request."""
     return config.buffer_memory // _LEAST_BATCHES

@@ -1,7 +1,8 @@
 """Finds the coordinators of transactions and groups, and sends requests to them.
 
-It makes one attempt at a time. The callers decide whether to repeat it, because the meaning of a
-lost response depends on the request. Nothing here depends on the state of a transaction.
+`Coordinators` makes one attempt at a time. The callers decide whether to repeat an attempt, because
+the meaning of a lost response depends on the request. This module does not depend on the state of a
+transaction.
 
 Source: Java `Sender.maybeSendAndPollTransactionalRequest`, `TransactionManager.lookupCoordinator`;
 KIP-699 for FindCoordinator v4.
@@ -36,7 +37,8 @@ _BATCHED_FROM: Final = 4
 _NO_CODE: Final = int(Code.NONE)
 _PORTS: Final = 1 << 16
 _MOST_KNOWN: Final = 1000
-"""For applications that commit the offsets of ever new groups."""
+"""Maximum number of coordinators in the cache, which an application that commits the offsets of
+ever new groups may reach."""
 
 
 class CoordinatorKind(enum.IntEnum):
@@ -62,11 +64,11 @@ class Reply:
 
 
 class VersionedRequest:
-    """A request whose message is built once the API version is negotiated; implements the
-    `(version) -> message` of the client port.
+    """A request whose message is built once the API version is negotiated. Implements the callable
+    `(version) -> Message` of `ReadyConnection.send`.
 
     Attributes:
-        sent: the request was sent at least once.
+        sent: True once the request was sent.
     """
 
     __slots__ = ("_build", "api_key", "max_version", "sent")
@@ -80,7 +82,8 @@ class VersionedRequest:
         self.sent = False
 
     def __call__(self, version: int) -> Any:
-        """The message for this version; raises UnsupportedVersion if there is none."""
+        """Return the message for this version. Raises UnsupportedVersion if the version is too old
+        for the request."""
         return self._build(version)
 
 
@@ -89,7 +92,7 @@ class _KnownCoordinator:
     """A coordinator from a FindCoordinator response.
 
     Attributes:
-        listed: the latest metadata contains this node with this address.
+        listed: True if the latest metadata contains this node with this address.
     """
 
     node: Node
@@ -100,13 +103,13 @@ class Coordinators:
     """Finds coordinators and sends one request at a time to them. For use by one task.
 
     A coordinator is reached at the address in the FindCoordinator response, even if the metadata
-    lists another address of its node or none. The metadata may be older, or never contain the node
-    (a proxy in front of the brokers).
+    has another address for this node, or no such node. The metadata may be older, or may never
+    contain the node (behind a proxy).
 
     Attributes:
-        waiting_for: broker whose next free slot in flight is reserved for a request of this class:
-            the sender sends nothing to it until `on_free` is called. If authentication to it fails,
-            `on_refused` gets the error, and the request continues to wait.
+        waiting_for: broker whose next free in-flight slot is reserved for a request of this class:
+            the sender sends nothing to this broker until `on_free` is called. If authentication to
+            the broker fails, `on_refused` gets the error, and the request continues to wait.
     """
 
     def __init__(
@@ -130,13 +133,13 @@ class Coordinators:
         self._known: dict[tuple[CoordinatorKind, str], _KnownCoordinator] = {}
 
     def on_network(self) -> None:
-        """Wake the waiting attempt: a connection changed, a response arrived, or a request may no
-        longer be wanted."""
+        """Wake the waiting attempt, because a connection changed, a response arrived, or a request
+        may no longer be wanted."""
         self._network.set()
 
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        """Forget coordinators whose node was removed from the metadata or got another address: the
-        connection to the node is being closed, and it is probably shutting down."""
+        """Forget coordinators whose node was removed from the metadata or got another address. The
+        connection to such a node is being closed, and the node is probably shutting down."""
         for where, coordinator in list(self._known.items()):
             listed = _lists(snapshot, coordinator.node)
             if coordinator.listed and not listed:
@@ -145,7 +148,7 @@ class Coordinators:
         self._network.set()
 
     def known(self, kind: CoordinatorKind, key: str) -> int | None:
-        """Node id of the coordinator, or None if it must be looked up."""
+        """Return the node id of the coordinator, or None if it must be looked up."""
         coordinator = self._known.get((kind, key))
         return None if coordinator is None else coordinator.node.id
 
@@ -155,8 +158,9 @@ class Coordinators:
         self._known.pop((kind, key), None)
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        """Forget the coordinators at a broker whose connection, or connection attempt, ended: they
-        may have moved. Report refused credentials of the broker that an attempt waits for."""
+        """Forget the coordinators at a broker whose connection, or connection attempt, has ended,
+        because they may have moved. If an attempt waits for this broker and authentication failed,
+        call `on_refused`."""
         if node_id == self.waiting_for and isinstance(error, AuthenticationError):
             self._on_refused(error)
         for where, coordinator in list(self._known.items()):
@@ -167,7 +171,7 @@ class Coordinators:
     async def find(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[int, Reply | None]:
-        """Look the coordinator up once, at any broker. If this succeeds, `known` returns it
+        """Look up the coordinator once, at any broker. If this succeeds, `known` returns it
         afterwards.
 
         Args:
@@ -205,7 +209,7 @@ class Coordinators:
             "coordinator of %s %s is broker %s", kind.name, key, node,
             extra=log_fields("coordinator_found", kind=kind.name, key=key, node_id=node.id),
         )  # fmt: skip
-        self.forget(kind, key)  # so that it becomes the newest
+        self.forget(kind, key)  # so that the entry becomes the newest
         self._known[kind, key] = _KnownCoordinator(node, _lists(self._metadata.snapshot, node))
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]  # the oldest is looked up again if needed
@@ -217,7 +221,7 @@ class Coordinators:
             self._network.clear()
             now = self._loop.time()
             node_id = self._client.least_loaded(now)
-            if node_id is None:  # all are busy or unreachable: wait for one of them
+            if node_id is None:  # all nodes are busy or unreachable: wait for one
                 node_id = next(iter(self._metadata.snapshot.nodes), None)
             connection = None if node_id is None else self._client.ready(node_id, now)
             if connection is not None:
@@ -235,7 +239,7 @@ class Coordinators:
         request: VersionedRequest,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Reply | None:
-        """Send once to the known coordinator.
+        """Send the request once to the known coordinator.
 
         Returns:
             The result of the attempt; None if nothing was sent, because the coordinator could not
@@ -260,12 +264,13 @@ class Coordinators:
     async def _connected(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool]
     ) -> ReadyConnection | None:
-        """The connection of the coordinator once it accepts a request; None to look it up again.
+        """Return the connection to the coordinator once it accepts a request, or None if the
+        coordinator must be looked up again or the request is no longer wanted.
 
-        It may have moved if an attempt to connect failed (`on_disconnect` has forgotten it), if its
-        node was removed from the metadata, or after request_timeout_ms. A coordinator that
-        throttles this client or has no free slot in flight is connected, and another lookup would
-        not help.
+        The coordinator may have moved if an attempt to connect failed (`on_disconnect` has
+        forgotten it), if its node was removed from the metadata, or after request_timeout_ms. A
+        coordinator that throttles this client or has no free in-flight slot is connected; another
+        lookup would not help.
         """
         coordinator = self._known[kind, key]
         give_up = self._loop.time() + self._request_timeout

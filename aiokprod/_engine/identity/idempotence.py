@@ -27,10 +27,11 @@ logger = logging.getLogger(__name__)
 def idempotent_state(
     backoff: Callable[[int], float], on_ready: Callable[[], None]
 ) -> ProducerState:
-    """The parts of an idempotent producer.
+    """Create the parts of an idempotent producer.
 
     Args:
-        backoff: seconds before the next InitProducerId, by the number of failed attempts (1...).
+        backoff: returns the seconds before the next InitProducerId request for a number of failed
+            attempts (1, 2, ...).
         on_ready: wakes the sender.
     """
     tracker = SequenceTracker()
@@ -46,8 +47,8 @@ class IdempotentSequences:
     epoch is bumped, and the partition restarts at sequence 0 once none of its batches is in flight.
     Invariant: until such a bump, a batch that may be in the log keeps its sequence in all retries.
 
-    `may_drain`, `assign_sequence` and `apply` are the methods of the tracker themselves, which
-    saves a call per batch.
+    `may_drain`, `assign_sequence` and `apply` are bound methods of the tracker, which saves a call
+    per batch.
     """
 
     def __init__(self, tracker: SequenceTracker) -> None:
@@ -73,12 +74,12 @@ class IdempotentSequences:
             self._resolve(batch.topic_partition, entry)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """Distribute the sequences of the batch over its parts."""
+        """Assign the sequences of the batch to its parts."""
         self.tracker.of(batch).replace(batch, parts)
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
-        """Reuse the sequences if no broker can have seen them; otherwise they are a gap or, with
-        `unknown`, perhaps in the log."""
+        """Reuse the sequences of a failed batch if they cannot have reached a broker. Otherwise
+        they leave a gap or, with `unknown`, may be in the log."""
         if not batch.has_sequence:
             return
         key, entry = batch.topic_partition, self.tracker.of(batch)
@@ -95,8 +96,9 @@ class IdempotentSequences:
         self._resolve(key, entry)
 
     def _resolve(self, key: TopicPartition, entry: PartitionSequences) -> None:
-        """Resolve the sequences once no batch is in doubt: either later batches were acknowledged,
-        or there is a gap in the sequence (Java `maybeResolveSequences`)."""
+        """Once no batch is open, clear `unresolved` if later batches were acknowledged; otherwise
+        there may be a gap in the sequence, so request an epoch bump (Java
+        `maybeResolveSequences`)."""
         if not entry.unresolved or entry.open:
             return
         if entry.last_acked != NO_SEQUENCE and entry.is_next(entry.next):
@@ -105,8 +107,8 @@ class IdempotentSequences:
             self.tracker.request_epoch_bump(key)
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
-        """Drop the sequences of the topic. Its next batch starts at 0, which brokers accept under a
-        higher epoch only: the next pass of the sender bumps it."""
+        """Drop the sequences of the topic. Its next batch starts at 0, which brokers accept only
+        under a higher epoch. The next sender pass bumps the epoch."""
         tracker = self.tracker
         for partition in range(partitions):
             key = TopicPartition(topic, partition)
@@ -124,12 +126,12 @@ class IdempotentSequences:
                 self.tracker.request_epoch_bump(key)
 
     def on_cluster_changed(self) -> bool:
-        """Get a new producer id, and restart all partitions under it.
+        """Drop the producer id, and restart all partitions under a new one.
 
-        Another cluster may have given the known id to another producer. With the same id, each of
-        the two would take responses to batches of the other one for its own: brokers recognise
-        duplicates by id, epoch and sequence. Batches that may be in the log can get no new sequence
-        either, since the brokers of the new cluster may have them: they are given up.
+        The new cluster may have assigned the same id to another producer. Brokers recognise
+        duplicates by id, epoch and sequence, so they would take batches of one producer for
+        duplicates of the other's. Batches that may be in the log cannot get new sequences either,
+        because the brokers of the new cluster may have stored them. These batches are given up.
         """
         tracker = self.tracker
         tracker.clusters += 1
@@ -140,19 +142,19 @@ class IdempotentSequences:
         return True
 
     def bump_epochs(self) -> None:
-        """Bump the epochs that are due. Then move the `probe` of each partition to the head of its
-        queue."""
+        """Bump the epoch if a partition needs it. Then move the `probe` of each partition to the
+        head of its queue."""
         if self.tracker.planned or self._has_forgotten:
             self._bump_epochs()
         if self.tracker.probing:
             self.tracker.put_probes_first()
 
     def _bump_epochs(self) -> None:
-        """Renumber the partitions that need it and may be renumbered now. Bump the epoch at most
-        once for them and for those that were forgotten.
+        """Renumber the partitions that need a restart and may restart now. Bump the epoch at most
+        once for these partitions and for forgotten ones.
 
         The bump is local (KIP-360): brokers accept a higher epoch that starts at sequence 0. Other
-        partitions continue under the epoch they have.
+        partitions continue under their own epoch.
         """
         tracker = self.tracker
         ready = [key for key in tracker.planned if tracker.partitions[key].may_restart()]

@@ -24,9 +24,9 @@ class ProducerIdRequests:
     """The `IdentitySource` of an idempotent producer.
 
     Attributes:
-        fatal_error: the error because of which nothing can be sent any more.
-        pending_failure: the error of a refused InitProducerId. It fails the pending batches; the
-            request is repeated for later records.
+        fatal_error: the error after which nothing can be sent any more; None if there is none.
+        pending_failure: the error of a rejected InitProducerId request. It fails the pending
+            batches; the request is repeated for later records.
     """
 
     transactional_id: str | None = None
@@ -50,14 +50,15 @@ class ProducerIdRequests:
         self._cluster = 0  # `SequenceTracker.clusters` when the request was sent
 
     def on_fatal(self, error: KafkaError) -> None:
-        """Keep the first error."""
+        """Store the fatal error; only the first one is kept."""
         self.fatal_error = self.fatal_error or error
 
     def close(self, error: KafkaError) -> None:
         """Does nothing: no call waits for a producer id."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """The InitProducerId request if it is due at `now`. There is only one at a time."""
+        """Return the InitProducerId request if it is due at `now`, or None. At most one is in
+        flight."""
         if self.next_request_at(now, pending) > now:
             return None
         self._requesting = True
@@ -66,9 +67,9 @@ class ProducerIdRequests:
         return StateRequest(request, self._on_body, self._on_error)
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """The time at which to send the next InitProducerId; inf if there is an id or a request is
-        in flight. After a failure it is sent only if records wait for the id, once the backoff is
-        over."""
+        """Return the time at which to send the next InitProducerId request; inf if there is a
+        producer id or a request is in flight. After a failure, the request is sent only if records
+        wait for the id, and only after the backoff."""
         if self._tracker.producer_id != NO_PRODUCER_ID or self._requesting:
             return math.inf
         wanted = self.fatal_error is None and (pending or not self._attempts)
@@ -79,7 +80,7 @@ class ProducerIdRequests:
         if code.number == Code.NONE and body.producer_id < 0:
             self._retry_later(now)  # neither an id nor an error
         elif self._cluster != self._tracker.clusters:
-            self._retry_later(now)  # a broker of the previous cluster answered
+            self._retry_later(now)  # a broker of the previous cluster has responded
         elif code.number == Code.NONE:
             self._assign(body.producer_id, body.producer_epoch, now)
         elif code.retriable:
@@ -94,11 +95,11 @@ class ProducerIdRequests:
             self._on_ready()
 
     def _assign(self, producer_id: int, epoch: int, now: float) -> None:
-        """Use an id from a broker, above all epochs that this producer has used with it.
+        """Use a producer id from a broker, with an epoch above all epochs that this producer has
+        used with this id.
 
-        A cluster that was installed again gives ids from the beginning. If its logs are those of
-        the old one, brokers would take new batches for duplicates of old ones with the same id,
-        epoch and sequence.
+        A reinstalled cluster assigns ids from the beginning. If it has kept the old logs, brokers
+        would take new batches for duplicates of old batches with the same id, epoch and sequence.
         """
         used = self._tracker.used.get(producer_id, -1)
         if used >= MAX_EPOCH:

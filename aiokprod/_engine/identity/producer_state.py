@@ -1,7 +1,7 @@
 """Producer identity (none, idempotent, transactional) and the hooks that the engine calls.
 
-The hooks are three protocols. `ProducerState` has one implementation of each, chosen when a
-producer starts; the engine does not distinguish the kinds.
+The hooks are three protocols. `ProducerState` has one implementation of each, chosen when the
+producer starts, so that the engine does not distinguish the kinds.
 
 | kind | sequences | gate | source |
 |---|---|---|---|
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StateRequest:
-    """A request that the identity source wants sent to any broker."""
+    """A request of the identity source, which may be sent to any broker."""
 
     request: Any
     on_body: Callable[[Any, float], None]
@@ -40,13 +40,15 @@ class SequencePolicy(Protocol):
     """Decides which batches may be sent, and assigns their sequence numbers."""
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True if the first batch of a queue may be sent now."""
+        """Return True if the first batch of a queue may be sent now."""
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
-        """Give id, epoch and sequence to a batch that is about to be sent, unless it has them."""
+        """Assign the producer id, epoch and sequence to a batch that is about to be sent, unless it
+        already has them."""
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
-        """Return what an error code says about the sequence of a batch; changes nothing."""
+        """Return the action that an error code requires for the sequence of a batch. Has no side
+        effects."""
 
     def apply(self, batch: ProducerBatch, action: SequenceAction) -> None:
         """Carry out the action that `classify` returned."""
@@ -55,7 +57,7 @@ class SequencePolicy(Protocol):
         """Release the sequence of a batch that is in the log, at `base_offset` (-1 if unknown)."""
 
     def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
-        """Note the consequences for older batches if this one was certainly in the log before its
+        """Update the state of older batches, because this batch was certainly in the log before its
         last attempt. `on_success` is called next.
 
         Args:
@@ -66,40 +68,41 @@ class SequencePolicy(Protocol):
         """Assign the sequences of a batch that was rejected as too large to its `parts`."""
 
     def on_failure(self, batch: ProducerBatch, *, unknown: bool) -> None:
-        """Release the sequence of a batch that is given up and not in flight. `unknown`: it may be
-        in the log."""
+        """Release the sequence of a batch that is given up and not in flight. `unknown` means that
+        the batch may be in the log."""
 
     def bump_epochs(self) -> None:
-        """Bump the epoch if it is due. Called at the beginning of each pass of the sender."""
+        """Bump the epoch if necessary. Called at the beginning of each sender pass."""
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
         """Drop the sequences of a topic that is no longer in use and has no batch queued or in
         flight."""
 
     def on_topic_recreated(self, topic: str) -> None:
-        """Restart the sequences of a topic that has a new id: its log contains none of them."""
+        """Restart the sequences of a topic that has a new id, because its new log contains none of
+        them."""
 
     def on_cluster_changed(self) -> bool:
-        """The addresses lead to another cluster. True if batches with a sequence that may be in the
-        log must be given up."""
+        """Adapt the state after the cluster id has changed. Return True if batches that have a
+        sequence and may be in the log must be given up."""
 
 
 class AdmissionGate(Protocol):
     """Decides whether records are accepted, and how their failures affect the transaction."""
 
     def check_open(self) -> None:
-        """Raises if no records are accepted now, not even into an open batch."""
+        """Raise an error if no records are accepted now, not even into an open batch."""
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
-        """Called when a batch is opened: add its partition to the transaction, if there is one.
+        """Add the partition of a batch that is being opened to the transaction, if there is one.
 
-        Raises if records are not accepted now. Source: Java
+        Raises an error if records are not accepted now. Source: Java
         `TransactionManager.maybeAddPartition`.
         """
 
     def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
-        """Decide whether a record that failed before it was in a batch ends the transaction.
-        `raised` is False if the error is not raised but returned in a result."""
+        """Decide whether the transaction must be aborted because a record failed before it was in a
+        batch. `raised` is False if the error is not raised but returned in a result."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """Decide how the failure of a batch's records with `error` affects the transaction. The
@@ -107,7 +110,8 @@ class AdmissionGate(Protocol):
 
 
 class IdentitySource(Protocol):
-    """Obtains the producer id, and knows the errors and limits of requests that follow from it."""
+    """Obtains the producer id, and provides the errors and the limits of requests that depend on
+    it."""
 
     pending_failure: KafkaError | None
     """An error that fails all pending batches without ending the producer. The sender sets it to
@@ -118,14 +122,15 @@ class IdentitySource(Protocol):
         """The error that ended the producer; None while it works."""
 
     def on_fatal(self, error: KafkaError) -> None:
-        """Make every later call raise `error`: the sender found that nothing can be sent any
-        more."""
+        """Make every later call raise `error`, because the sender can send nothing any more."""
 
     def next_request(self, now: float, pending: bool) -> StateRequest | None:
-        """A request to send now, before any produce request. `pending`: records wait for it."""
+        """Return a request to send now, before any Produce request, or None. `pending` means that
+        records wait for it."""
 
     def next_request_at(self, now: float, pending: bool) -> float:
-        """Loop time at which `next_request` returns a request; inf if an event must occur first."""
+        """Return the loop time at which `next_request` returns a request, or inf if an event must
+        occur first."""
 
     @property
     def transactional_id(self) -> str | None:
@@ -137,15 +142,17 @@ class IdentitySource(Protocol):
 
     @property
     def reserved_node(self) -> int | None:
-        """A broker whose next free slot in flight is reserved for a coordinator request."""
+        """A broker whose next free in-flight slot is reserved for a coordinator request, or
+        None."""
 
     def close(self, error: KafkaError) -> None:
-        """End every wait for the identity with `error`: the producer is closed or failed."""
+        """End every wait for the producer id with `error`, because the producer was closed or has
+        failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """The parts of one producer; see the table above."""
+    """The parts of one producer; see the table in the module docstring."""
 
     sequences: SequencePolicy
     gate: AdmissionGate
@@ -160,7 +167,8 @@ class FatalErrorGate:
         self._source = source
 
     def check_open(self) -> None:
-        """Always open: `maybe_add_partition` raises when the next batch is opened."""
+        """Does nothing: `maybe_add_partition` raises the fatal error when the next batch is
+        opened."""
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
         """Raises the fatal error, if there is one."""
@@ -176,28 +184,29 @@ class FatalErrorGate:
 
 
 def non_idempotent_state(*, guarantee_order: bool) -> ProducerState:
-    """The parts of a producer without a producer id. Retries may duplicate records.
+    """Create the parts of a producer without a producer id. Retries may duplicate records.
 
     Args:
-        guarantee_order: one batch per partition in flight; otherwise retries may reorder batches.
+        guarantee_order: allow only one batch per partition in flight. Otherwise retries may reorder
+            batches.
     """
     source = NoProducerId()
     return ProducerState(NoSequences(guarantee_order), FatalErrorGate(source), source)
 
 
 class NoSequences:
-    """Batches without sequence numbers: there is nothing to assign, to keep or to bump."""
+    """The `SequencePolicy` of a producer without a producer id: batches have no sequences."""
 
     def __init__(self, guarantee_order: bool) -> None:
         self._guarantee_order = guarantee_order
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True unless `guarantee_order` is set and a batch of the partition is in flight (Java:
-        muted partitions)."""
+        """Return True unless `guarantee_order` is set and a batch of the partition is in flight
+        (Java: muted partitions)."""
         return not (self._guarantee_order and queue.in_flight)
 
     def classify(self, batch: ProducerBatch, code: int, log_start_offset: int) -> SequenceAction:
-        """No action: the error code alone decides."""
+        """Returns no action: the error code alone decides."""
         return NO_ACTION
 
     def assign_sequence(self, batch: ProducerBatch) -> None: ...
@@ -213,7 +222,7 @@ class NoSequences:
     def on_topic_recreated(self, topic: str) -> None: ...
 
     def on_cluster_changed(self) -> bool:
-        """Changes nothing: there is no producer id."""
+        """Does nothing: there is no producer id."""
         return False
 
 

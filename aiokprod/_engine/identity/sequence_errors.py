@@ -1,7 +1,7 @@
 """Classifies the error codes of Produce responses by their meaning for the sequence of a batch.
 
 The functions are pure: they read the batch and its partition and return a `SequenceAction`. The
-sequence policy carries the action out in `apply`, and `retry_policy.decide` uses its decision.
+sequence policy carries out the action in `apply`, and `retry_policy.decide` uses its `decision`.
 
 Source: Java `TransactionManager.canRetry`.
 """
@@ -23,11 +23,11 @@ class SequenceDecision(enum.Enum):
     """The consequence of a sequence error for the batch."""
 
     NONE = "none"  # not a sequence error: the error code alone decides
-    # Send the batch again: under a new sequence if the partition restarts before that, see
-    # `PartitionSequences.may_restart`, else under its old one.
+    # Send the batch again. It gets a new sequence if the partition restarts before that (see
+    # `PartitionSequences.may_restart`); otherwise it keeps its old one.
     RETRY = "retry"
     DUPLICATE = "duplicate"  # the broker has already appended the batch
-    GIVE_UP = "give up"  # it must not be sent again, whatever the error code
+    GIVE_UP = "give up"  # the batch must not be sent again, whatever the error code
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class SequenceAction:
     """The result of a classification.
 
     Attributes:
-        decision: argument of `retry_policy.decide`.
-        note_unknown: the error code does not tell whether the batch is in the log.
+        decision: passed to `retry_policy.decide`.
+        note_unknown: the error code does not show whether the batch is in the log.
         clear_doubt: no earlier attempt of the batch is in the log; otherwise the broker would have
             recognised it.
         bump_epoch: the partition needs a higher epoch before anything new is sent to it.
-        new_producer_id: another producer has the same producer id: a new one is needed.
+        new_producer_id: another producer has the same producer id, so a new id is needed.
         reset_sequences: the partition restarts at sequence 0 in the current epoch.
-        probe: a newer batch that is sent first, because its response tells whether this one may be
-            in the log.
+        probe: a newer batch that is sent first, because its response shows whether this batch may
+            be in the log.
     """
 
     decision: SequenceDecision
@@ -63,7 +63,7 @@ _GIVE_UP: Final = SequenceAction(SequenceDecision.GIVE_UP)
 def classify_idempotent(
     batch: ProducerBatch, code: int, log_start_offset: int, entry: PartitionSequences
 ) -> SequenceAction:
-    """The action for an idempotent producer, which bumps its epoch itself.
+    """Return the action for an idempotent producer, which bumps its epoch itself.
 
     Args:
         log_start_offset: from the response, or -1 if it has none.
@@ -73,19 +73,19 @@ def classify_idempotent(
     if code == Code.DUPLICATE_SEQUENCE_NUMBER:
         return _classify_duplicate(entry, bump_epoch=True)
     if code == Code.INVALID_PRODUCER_EPOCH:
-        # A broker that knows a higher epoch does not look for duplicates in this one. So the error
-        # says nothing about earlier attempts, and a batch that may be in the log must not get a new
-        # sequence. Only this producer bumps its epoch, and a partition never returns to an older
-        # one. So another producer has the same id, which a reinstalled cluster has assigned again.
-        # Therefore a new producer id is needed: with a higher epoch of this one, as in Java,
-        # brokers would take batches of one producer for duplicates of those of the other.
+        # A broker that has stored a higher epoch does not check for duplicates in this one. So the
+        # error says nothing about earlier attempts, and a batch that may be in the log must not get
+        # a new sequence. Only this producer bumps its epoch, and a partition never returns to an
+        # older epoch. Hence another producer has the same id, which a reinstalled cluster has
+        # assigned again, and a new id is needed. With a higher epoch of the same id, as in Java,
+        # brokers would take batches of one producer for duplicates of the other's.
         decision = SequenceDecision.NONE if batch.in_doubt else SequenceDecision.RETRY
         return SequenceAction(decision, bump_epoch=True, new_producer_id=True)
     if code not in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID):
         return NO_ACTION
     if batch.divided_in_doubt:
-        # This batch is a part of a split batch, which may be in the log. With a new sequence, the
-        # records of this part would be stored twice.
+        # This batch is a part of a split batch that may be in the log. With a new sequence, the
+        # records of this part could be stored twice.
         return SequenceAction(SequenceDecision.NONE, bump_epoch=True)
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.in_doubt:
         action = _classify_by_newer(batch, entry)
@@ -97,22 +97,24 @@ def classify_idempotent(
         return SequenceAction(SequenceDecision.RETRY, clear_doubt=True, bump_epoch=lost)
     if not entry.is_gap_before(batch):
         return SequenceAction(SequenceDecision.RETRY, clear_doubt=True)
-    # The batch that is missing before this one will not be sent again. If requests with both were
+    # The missing batch before this one will not be sent again. If requests with both batches were
     # lost, copies of both may still arrive, in order, from a connection that was given up. With a
-    # new sequence this batch would then be stored twice, so it fails. Its outcome is UNKNOWN
-    # (`possibly_appended` is still set), even if the log lacks it now. Attempts that got a response
-    # leave no copies.
+    # new sequence, this batch would then be stored twice, so it fails. Its outcome is UNKNOWN
+    # (`possibly_appended` is still set), even if it is not in the log now. Attempts that got a
+    # response leave no copies.
     both_lost = entry.lost and batch.lost
     decision = SequenceDecision.NONE if both_lost else SequenceDecision.RETRY
     return SequenceAction(decision, clear_doubt=True, bump_epoch=True)
 
 
 def _classify_duplicate(entry: PartitionSequences, *, bump_epoch: bool) -> SequenceAction:
-    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, unless the sequences have wrapped.
+    """Return the action for DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, unless the
+    sequences have wrapped.
 
-    Kafka 1.0.0 and 1.0.1 compare sequences as numbers. Once they have wrapped, these releases
-    respond with this code to every batch and append none (`ProducerAppendInfo.isDuplicate`). Later
-    releases do not use the code, so the batch fails with outcome UNKNOWN.
+    Kafka 1.0.0 and 1.0.1 compare sequences without regard to wrapping. Once the sequences have
+    wrapped, these releases respond with this code to every batch and append none
+    (`ProducerAppendInfo.isDuplicate`). Therefore such a batch fails with outcome UNKNOWN. Later
+    releases do not use the code.
     """
     if not entry.wrapped:
         return _DUPLICATE
@@ -120,12 +122,13 @@ def _classify_duplicate(entry: PartitionSequences, *, bump_epoch: bool) -> Seque
 
 
 def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> SequenceAction | None:
-    """The action for a batch that may be in the log and is out of order. None if no newer batch may
-    be in the log, which proves that the batch itself is not.
+    """Return the action for a batch that may be in the log and is out of order. Return None if no
+    newer batch can be in the log; this proves that the batch itself is not in the log either.
 
-    Brokers remember five batches of each producer, but after a restart only the newest: their
-    snapshots contain no more (Java `ProducerStateManager.writeSnapshot`), and Kafka 0.11 never
-    remembers more. So the newest batch is sent first; brokers recognise it in any case.
+    Brokers remember five batches of each producer, but only the newest one after a restart, because
+    their snapshots contain no more (Java `ProducerStateManager.writeSnapshot`). Kafka 0.11 always
+    remembers only one. Therefore the newest batch is sent first, because every broker recognises
+    it.
     """
     if batch.order < entry.newest_proven:
         return _DUPLICATE
@@ -133,8 +136,8 @@ def _classify_by_newer(batch: ProducerBatch, entry: PartitionSequences) -> Seque
     if newer is not None:
         return SequenceAction(SequenceDecision.RETRY, probe=newer)
     if batch.order < entry.newest_written:
-        # The newer batches that could prove it have their outcomes already, so the outcome of this
-        # one is UNKNOWN.
+        # The newer batches whose responses could prove whether this one is in the log already have
+        # their outcomes, so the outcome of this batch is UNKNOWN.
         return NO_ACTION
     return None
 
@@ -147,7 +150,7 @@ def classify_transactional(
     *,
     is_open: bool,
 ) -> SequenceAction:
-    """The action within a transaction. The epoch cannot change there, so a gap aborts the
+    """Return the action within a transaction. The epoch cannot change there, so a gap aborts the
     transaction.
 
     Args:
@@ -167,7 +170,7 @@ def classify_transactional(
     if log_start_offset == -1 or batch.sequence_reset:
         return SequenceAction(SequenceDecision.RETRY)
     if entry.last_acked_offset < log_start_offset:
-        # Start the sequences again: retention has deleted all records of this producer, and with
-        # them the broker's state.
+        # Restart the sequences: retention has deleted all records of this producer, and with them
+        # the broker's state.
         return SequenceAction(SequenceDecision.RETRY, reset_sequences=entry.may_restart())
     return NO_ACTION

@@ -1,7 +1,7 @@
 """Sequence numbers: one `PartitionSequences` per partition, all of them in a `SequenceTracker`.
 
-The tracker is common to idempotent and transactional producers. Error codes, and the time at which
-an epoch may be bumped, are left to `idempotence` and `transactional_sequences`.
+Idempotent and transactional producers share the tracker. `idempotence` and
+`transactional_sequences` process error codes and decide when an epoch is bumped.
 
 Source: KIP-98, KIP-360; Java `TransactionManager`, `TxnPartitionMap`,
 `DefaultRecordBatch.incrementSequence`.
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
     from aiokprod._engine.identity.sequence_errors import SequenceAction
     from aiokprod.records import TopicPartition
 
-# Brokers remember this many batches per partition to recognise duplicates.
+# Brokers remember this number of batches per producer and partition to recognise duplicates.
 MAX_OPEN_BATCHES: Final = 5
 
 MAX_EPOCH: Final = 2**15 - 1
 
 STATE_KEPT_S: Final = 600.0
-"""Seconds for which every broker remembers a producer that sends nothing to a partition. The
-default of the broker's producer.id.expiration.ms is one day, but operators lower it."""
+"""Seconds for which every broker is assumed to remember a producer that sends nothing to a
+partition. The default of the broker's producer.id.expiration.ms is one day, but operators lower
+it."""
 
 
 class PartitionSequences:
     """Sequence state of one partition.
 
-    It outlives metadata: a topic that vanishes and returns continues its sequence, or restarts
-    under a higher epoch. Under the same epoch a restart would make new records look like
-    duplicates.
+    It is kept when the topic disappears from the metadata: a topic that returns continues its
+    sequence, or restarts under a higher epoch. After a restart under the same epoch, brokers would
+    take new records for duplicates.
 
     Attributes:
         open: batches with a sequence and without a final outcome, in sequence order, queued or in
@@ -49,19 +50,19 @@ class PartitionSequences:
         window: all batches numbered since the oldest open one, including those with an outcome.
         last_acked: highest acknowledged sequence, or -1 if none in this epoch.
         last_acked_offset: offset of the last acknowledged record, or -1 if unknown.
-        unresolved: a batch was given up that may be in the log, or that left a gap.
+        unresolved: True if a batch was given up that may be in the log or may have left a gap.
         lost: a copy of a batch that was given up in this epoch may still arrive at a broker.
         bump_planned: the partition must restart at 0 under a higher epoch.
-        probe: an open batch that is sent before all others, because its response tells whether the
+        probe: an open batch that is sent before all others, because its response shows whether the
             older ones may be in the log; None if batches are sent in sequence order.
         floor, floor_sequence: offset and sequence of a record in the log before all open batches;
             -1 if none is known.
         newest_written: order of the newest batch of this epoch that has its outcome and is, or may
             be, in the log.
         wrapped: the sequences of this epoch have exceeded their maximum and continued at 0.
-        newest_proven: order of the newest batch of this epoch that proves that everything before
-            it is in the log.
-        foreign: the producer id is that of another cluster, which must not be used any more.
+        newest_proven: order of the newest batch of this epoch whose response proved that all
+            batches before it are in the log.
+        foreign: True if another cluster assigned the producer id, which must not be used any more.
     """
 
     __slots__ = ("bump_planned", "epoch", "floor", "floor_sequence", "foreign", "last_acked",
@@ -75,7 +76,7 @@ class PartitionSequences:
         self.reset_sequences(producer_id, epoch)
 
     def reset_sequences(self, producer_id: int, epoch: int) -> None:
-        """Number from 0 under this id and epoch, beginning with the open batches."""
+        """Restart at sequence 0 under this id and epoch, and renumber the open batches."""
         self.producer_id = producer_id
         self.epoch = epoch
         self.next = 0
@@ -92,13 +93,13 @@ class PartitionSequences:
         self.newest_proven: tuple[int, ...] = ()
         for batch in self.open:
             batch.sequence_reset = True
-            batch.lost = batch.divided_in_doubt = False  # copies are of the older epoch
+            batch.lost = batch.divided_in_doubt = False  # copies have the older epoch
             batch.proven_offset = -1
             self.number(batch)
         self.window = list(self.open)
 
     def number(self, batch: ProducerBatch) -> None:
-        """Give a batch the next sequences."""
+        """Assign the next sequences to a batch."""
         batch.producer_id = self.producer_id
         batch.producer_epoch = self.epoch
         batch.base_sequence = self.next
@@ -106,26 +107,26 @@ class PartitionSequences:
         self.wrapped = self.wrapped or self.next < batch.base_sequence
 
     def is_next(self, sequence: int) -> bool:
-        """True if `sequence` follows the last acknowledged one."""
+        """Return True if `sequence` follows the last acknowledged one."""
         if self.last_acked == NO_SEQUENCE:
             return sequence == 0
         return sequence == increment_sequence(self.last_acked, 1)
 
     def is_gap_before(self, batch: ProducerBatch) -> bool:
-        """True if no open batch precedes this one: the batch that the broker expects before it will
-        not be sent."""
+        """Return True if no open batch precedes this one, so that the batch that the broker expects
+        before it will not be sent."""
         oldest = bool(self.open) and self.open[0] is batch
         return oldest or self.is_next(batch.base_sequence)
 
     def may_restart(self) -> bool:
-        """True if no open batch can be in the log: nothing is in flight, and the oldest is
-        certainly not in the log, so that nothing numbered after it can be either."""
+        """Return True if no open batch can be in the log: none is in flight, and the oldest is
+        certainly not in the log, so that the batches after it cannot be in the log either."""
         return not any(batch.in_flight for batch in self.open) and not (
             self.open and self.open[0].in_doubt
         )
 
     def may_reuse(self, batch: ProducerBatch) -> bool:
-        """True if the batch has the newest sequences and no broker can have seen them.
+        """Return True if the batch has the newest sequences and these cannot have reached a broker.
 
         A broker that responded with an error may have appended the batch nevertheless. It would
         then consider the next batch with these sequences a duplicate and acknowledge records that
@@ -156,21 +157,22 @@ class PartitionSequences:
             self.last_acked_offset = last_offset
 
     def newest_in_doubt(self, after: ProducerBatch) -> ProducerBatch | None:
-        """The newest open batch behind `after` that may be in the log."""
+        """Return the newest open batch behind `after` that may be in the log, or None."""
         for batch in reversed(self.open):
             if batch.order > after.order and (batch.in_doubt or batch.in_flight):
                 return batch
         return None
 
     def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
-        """Note that older open batches are in the log too, because this one was there before it was
-        sent again.
+        """Note that older open batches are in the log too, because this batch was in the log before
+        it was sent again.
 
-        A broker without state of the producer accepts any first sequence, so it may have accepted
-        this batch without the older ones. They are proven only under two conditions: the log still
-        contains the record at `floor`, so that the broker has kept its state, and there are enough
-        offsets between that record and this batch for all records since, including acknowledged
-        ones. If there are no other offsets, the offsets of the older batches are known too.
+        A broker without state for the producer accepts any first sequence, so it may have accepted
+        this batch without the older ones. The older ones are proven to be in the log only under two
+        conditions: the log still contains the record at `floor`, so that the broker has kept its
+        state; and the offsets between that record and this batch suffice for all records sent
+        since, including acknowledged ones. If there are exactly that many offsets, the offsets of
+        the older batches are known too.
         """
         if batch.producer_epoch != self.epoch or batch.producer_id != self.producer_id:
             return
@@ -178,19 +180,20 @@ class PartitionSequences:
             return
         older = [each for each in self.open if each.order < batch.order]
         if not all(each.in_doubt for each in older):
-            return  # an older batch was refused and is not in the log, so the broker had no state
+            return  # an older batch was rejected and is not in the log, so the broker had no state
         self.newest_proven = max(self.newest_proven, batch.order)
         if base_offset == self._least_offset(batch):
             for each in older:
                 each.proven_offset = self._least_offset(each)
 
     def _least_offset(self, batch: ProducerBatch) -> int:
-        """The offset of a batch if the log contains every record between `floor` and it, and no
-        other record."""
+        """Return the base offset of a batch, provided that the log contains every record between
+        `floor` and the batch, and no other record."""
         return self.floor + ((batch.base_sequence - self.floor_sequence) & MAX_SEQUENCE)
 
     def acknowledge(self, sequence: int) -> None:
-        """Note that everything up to `sequence` is in the log. A lower sequence changes nothing."""
+        """Note that all records up to `sequence` are in the log. Has no effect for a sequence that
+        is lower than the last one."""
         ahead = (sequence - self.last_acked) & MAX_SEQUENCE
         if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
             self.last_acked = sequence
@@ -211,7 +214,7 @@ class PartitionSequences:
             sequence = increment_sequence(sequence, part.core.record_count)
 
     def remove(self, batch: ProducerBatch) -> None:
-        """Remove a batch that has its final outcome from the open ones."""
+        """Remove a batch that has its final outcome from the open batches."""
         if self.probe is batch:
             self.probe = None
         if batch in self.open:
@@ -232,8 +235,8 @@ class SequenceTracker:
         retired: partitions of topics that are no longer in use, whose sequences must be kept until
             there is a newer epoch.
         probing: queues of the partitions with a `probe`.
-        clusters: how often the cluster id has changed.
-        used: highest epoch by producer id, of the ids that are no longer used.
+        clusters: number of times that the cluster id has changed.
+        used: by producer id that is no longer used, the highest epoch used with it.
     """
 
     def __init__(self) -> None:
@@ -247,21 +250,22 @@ class SequenceTracker:
         self.used: dict[int, int] = {}
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
-        """Set the id and epoch for new batches. Sequences of `retired` partitions that were kept
-        only until there was a newer epoch are dropped."""
+        """Set the id and epoch for new batches. Drop the sequences of `retired` partitions, which
+        were kept only until there was a newer epoch."""
         self.producer_id, self.epoch = producer_id, epoch
         for key in list(self.retired):
             self.retire(key)
 
     def drop_producer_id(self) -> None:
-        """Send nothing until there is another producer id."""
+        """Drop the producer id, so that nothing is sent until there is another one."""
         if self.producer_id != NO_PRODUCER_ID:
             self.used[self.producer_id] = self.epoch
         self.producer_id, self.epoch = NO_PRODUCER_ID, -1
 
     def may_drain(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """True if the first batch of a queue may be sent now. Batches are sent in order, at most
-        five are open, and no new one is sent while an older one may or may not be in the log.
+        """Return True if the first batch of a queue may be sent now. Batches are sent in order, at
+        most five are open, and no new batch is sent while it is unknown whether an older one is in
+        the log.
 
         Source: Java `RecordAccumulator.shouldStopDrainBatchesForPartition`; librdkafka also waits
         for the responses of the old leader.
@@ -276,8 +280,8 @@ class SequenceTracker:
         if entry.probe is not None:
             return entry.probe is batch
         if batch.base_sequence != NO_SEQUENCE:
-            # While a bump is planned, only a batch that may be in the log is sent again: under its
-            # old sequence the broker recognises it.
+            # While a bump is planned, only a batch that may be in the log is sent again: the broker
+            # recognises it by its old sequence.
             return entry.open[0] is batch and (batch.in_doubt or not entry.bump_planned)
         if entry.bump_planned:
             return False
@@ -290,16 +294,16 @@ class SequenceTracker:
             or oldest.attempts > 1
         ):
             # Send no second batch. A broker without state for this producer id accepts any first
-            # sequence, so if a second batch were in flight and the first one refused, they would be
-            # stored in wrong order. The state may be lost after a pause, or since the last attempt
-            # of a batch, for example because the topic was created again.
+            # sequence. If it rejected the first of two batches in flight, it could still store the
+            # second, and the order would be wrong. The state may have been lost during a pause, or
+            # since the last attempt of a batch, for example because the topic was created again.
             return False
         if oldest.core.settled:
-            # The oldest open batch expired in flight. Send nothing after it, because such a batch
+            # The oldest open batch expired in flight. Send no batch after it, because a later batch
             # could not be renumbered either (see `classify_idempotent`).
             return False
-        # The limit counts from the oldest open batch: if the broker had stored it and five more, it
-        # would consider a retry of it a gap.
+        # The limit counts from the oldest open batch: if the broker had stored that batch and five
+        # more, it would treat a retry of that batch as a gap.
         return not entry.unresolved and len(entry.window) < MAX_OPEN_BATCHES
 
     def assign_sequence(self, batch: ProducerBatch) -> None:
@@ -346,11 +350,12 @@ class SequenceTracker:
                 del self.probing[key]
 
     def of(self, batch: ProducerBatch) -> PartitionSequences:
-        """The sequences of the partition of a batch that has a sequence."""
+        """Return the sequences of the partition of a batch, which must have a sequence."""
         return self.partitions[batch.topic_partition]
 
     def is_stale(self, entry: PartitionSequences) -> bool:
-        """True if the sequences belong to an older id or epoch: the next ones start at 0."""
+        """Return True if the sequences belong to an older id or epoch, so that the next ones start
+        at 0."""
         return entry.producer_id != self.producer_id or entry.epoch != self.epoch
 
     def request_epoch_bump(self, key: TopicPartition) -> None:
@@ -359,8 +364,9 @@ class SequenceTracker:
         self.planned.add(key)
 
     def retire(self, key: TopicPartition) -> None:
-        """Drop the sequences of a partition that is no longer in use, or keep them until there is a
-        newer epoch: under this one they must continue if the topic returns."""
+        """Drop the sequences of a partition that is no longer in use. Sequences of the current
+        epoch are kept until there is a newer epoch, because they must continue if the topic
+        returns."""
         entry = self.partitions.get(key)
         if entry is None:
             return
@@ -371,6 +377,6 @@ class SequenceTracker:
             self.retired.discard(key)
 
     def any_open(self, keys: Iterable[TopicPartition]) -> bool:
-        """True if a partition among `keys` has a batch without a final outcome."""
+        """Return True if a partition among `keys` has a batch without a final outcome."""
         entries = (self.partitions.get(key) for key in keys)
         return any(entry is not None and entry.open for entry in entries)

@@ -1,4 +1,5 @@
-"""The transactional calls of users: each requests a state and waits for it until a deadline.
+"""The transactional calls of the application. Each call requests a state and waits for it until a
+deadline.
 
 A timeout or cancellation ends only the wait; `transaction_driver` continues.
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TransactionCalls:
-    """Calls on the state in `manager`. All deadlines are loop times."""
+    """The calls that change the state in `manager`. All deadlines are loop times."""
 
     def __init__(self, manager: TransactionManager, loop: asyncio.AbstractEventLoop) -> None:
         self.manager = manager
@@ -38,8 +39,9 @@ class TransactionCalls:
         """Get a producer id, which fences an earlier instance and aborts its open transaction.
 
         Raises:
-            KafkaTimeout: not done by `deadline`; it continues in the background, call again.
-            AuthenticationError: the coordinator rejects the credentials; it continues too.
+            KafkaTimeout: no producer id by `deadline`. The request continues in the background;
+                call again to wait for it.
+            AuthenticationError: the coordinator rejects the credentials. The request continues too.
             TransactionError, BrokerError: the coordinator rejected the request.
         """
         manager = self.manager
@@ -51,10 +53,10 @@ class TransactionCalls:
         manager.check_fatal()
 
     async def begin(self, deadline: float) -> None:
-        """Begin a transaction. No request is sent for this.
+        """Begin a transaction. This sends no request, except for a producer id if there is none.
 
-        Waits for an earlier commit or abort that timed out, so that no transaction ever joins one
-        whose end is unknown.
+        Waits for an earlier commit or abort that timed out, so that the records of a new
+        transaction never become part of one whose end is unknown.
         """
         manager = self.manager
         ending = manager.ending
@@ -90,7 +92,8 @@ class TransactionCalls:
         manager.ending = None
 
     def _resumed(self, *, commit: bool) -> PendingEndTxn | None:
-        """The commit or abort that an earlier call requested; None if a new one is needed."""
+        """Return the commit or abort that an earlier call requested, or None if a new one is
+        needed."""
         ending = self.manager.ending
         if ending is None:
             return None
@@ -107,10 +110,11 @@ class TransactionCalls:
     async def send_offsets(
         self, offsets: dict[TopicPartition, Offset], group: GroupMetadata, deadline: float
     ) -> None:
-        """Commit offsets of a consumer group with the transaction (KIP-447).
+        """Commit a consumer group's offsets with the transaction (KIP-447).
 
         Raises:
-            KafkaTimeout: not done by `deadline`; it continues in the background.
+            KafkaTimeout: the offsets were not accepted by `deadline`; the request continues in the
+                background.
         """
         accepted = self.manager.add_offsets(offsets, group)
         await self._wait(
@@ -120,7 +124,7 @@ class TransactionCalls:
         )  # fmt: skip
 
     def prepare(self) -> tuple[int, int, bool]:
-        """Prepare the open transaction so that another process can end it by EndTxn. No more
+        """Prepare the open transaction so that another process can end it with EndTxn. No more
         records are accepted, and closing the producer does not abort the transaction.
 
         Returns:
@@ -135,8 +139,8 @@ class TransactionCalls:
         return tracker.producer_id, tracker.epoch, self.manager.progress.tv2
 
     def refused(self, error: KafkaError) -> None:
-        """Authentication failed to the broker for which a request waits: fail the calls that wait
-        for it now. The request stays queued."""
+        """Fail the calls that wait now, because authentication failed to the broker for which a
+        request waits. The request stays queued."""
         refusal, self._refusal = self._refusal, self._loop.create_future()
         resolve(refusal, error)
 
@@ -163,8 +167,8 @@ class TransactionCalls:
         )
 
     async def _wait_for_previous(self, ending: PendingEndTxn, deadline: float) -> None:
-        """Wait for the end of an earlier transaction. Its result is ignored: it was reported to its
-        caller."""
+        """Wait for the end of an earlier transaction. Its error is ignored, unless it is fatal: the
+        call that requested the end raises it."""
         try:
             await self._wait(
                 ending.done, deadline,

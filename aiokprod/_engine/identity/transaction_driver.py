@@ -1,8 +1,9 @@
 """`TransactionDriver`: the task that sends the requests of a transaction, one at a time.
 
-Every request is repeated until its response is definite, with backoff, and with another lookup of
-the coordinator if it may have moved. Deadlines apply to the callers, which wait elsewhere.
-Partitions that are added while a request is in flight are sent together in the next one.
+Every request is repeated, with backoff, until its response is definite. The coordinator is looked
+up again if it may have moved. Deadlines apply only to the callers, which wait in
+`transaction_calls`. Partitions that are added while a request is in flight are sent together in the
+next request.
 
 Source: Java `TransactionManager` request handlers; `ErrorCode.action_after` returns the action
 after an error code.
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# If a response has several error codes, the first of their actions in this order is taken.
+# If a response has several error codes, the action that comes first in this order is taken.
 _PRECEDENCE: Final = (
     ErrorAction.FENCED,
     ErrorAction.FATAL,
@@ -111,13 +112,13 @@ class TransactionDriver:
         }
 
     def wake(self) -> None:
-        """Check for a new step, or for a step that waits for a coordinator and is no longer
-        wanted."""
+        """Make `run` check for a new step, and for a step that waits for a coordinator but is no
+        longer wanted."""
         self._wakeup.set()
         self._coordinators.on_network()
 
     async def run(self) -> None:
-        """Carry out one step after the other until cancelled."""
+        """Carry out the steps, one after the other, until cancelled."""
         while True:
             self._wakeup.clear()
             step = self._manager.next_step()
@@ -151,11 +152,12 @@ class TransactionDriver:
         )
 
     async def _markers_pending(self) -> bool:
-        """Repeat the EndTxn of the previous transaction once; True if its markers are still being
-        written.
+        """Repeat the EndTxn request of the previous transaction once. Return True if the markers of
+        that transaction are still being written.
 
-        In the second protocol this request has an epoch that is no longer current. So it cannot
-        affect the open transaction, even if it arrives late, and its response does not matter.
+        In the second protocol, the epoch of this request is no longer current. Therefore it cannot
+        affect the open transaction, even if it arrives late, and other error codes in its response
+        are ignored.
         """
         request = self._last_end
         if request is None or self._coordinators.known(*self._target) is None:
@@ -233,8 +235,8 @@ class TransactionDriver:
 
         if self._last_end is not None and progress.view < CoordinatorView.CONFIRMED:
             # While the markers of the previous transaction are being written, the coordinator
-            # treats an EndTxn of this one as that of a fenced producer. Repeat the previous EndTxn
-            # until the markers are written; its response does not matter.
+            # treats an EndTxn request of this one like a request of a fenced producer. Repeat the
+            # previous EndTxn until the markers are written, and ignore its result.
             before = await self._exchange(TxnApi.END, TxnStep.END, self._last_end)
             if before.action is None:
                 return
@@ -251,7 +253,7 @@ class TransactionDriver:
             manager.ended()  # the request that might have started it never arrived
         elif result.code == Code.INVALID_PRODUCER_ID_MAPPING and not ending.commit:
             progress.unmapped = True
-            manager.ended()  # nothing is open under this producer id
+            manager.ended()  # no transaction is open under this producer id
         elif result.action is not None:
             self._end_refused(result, commit=ending.commit)
 
@@ -290,7 +292,7 @@ class TransactionDriver:
         """Repeat `request` until its response is definite or the step is no longer wanted.
 
         Args:
-            where: the coordinator; None for that of the transaction.
+            where: the coordinator; None for the transaction coordinator.
             codes: returns the error codes by partition, for responses that have several.
             expected: the partitions that `codes` must contain.
             on_lost: called when an attempt may have been carried out without a response.
@@ -316,7 +318,7 @@ class TransactionDriver:
             if not self._manager.wants(step):
                 break
             if step is TxnStep.ADD and self._manager.drop_unused_partitions():
-                break  # the next request is without them
+                break  # the next request omits them
             attempts += 1
             logger.debug(
                 "%s: %s again after %s", self._id, call.value, result,
@@ -339,7 +341,7 @@ class TransactionDriver:
     async def _find(
         self, target: tuple[CoordinatorKind, str], step: TxnStep
     ) -> _RequestResult | None:
-        """Look the coordinator up until it is known.
+        """Look up the coordinator until it is known.
 
         Returns:
             None if the coordinator is known; the definite error of the lookup; or an empty result
@@ -374,7 +376,7 @@ class TransactionDriver:
         """Store the outcome of one attempt in `result`; `lost` and `in_doubt` are never cleared."""
         result.body, result.error, result.code = None, None, 0
         if reply is None:
-            result.action = ErrorAction.LOOKUP  # could not be reached
+            result.action = ErrorAction.LOOKUP  # nothing was sent
             return
         result.version = reply.version
         if reply.body is None:
@@ -388,7 +390,8 @@ class TransactionDriver:
             found = [requests.code_of(reply.body)]
         else:
             answered = codes(reply.body)
-            # A partition that the response omits may have been accepted or not: repeat the request.
+            # It is unknown whether a partition that the response omits was accepted: repeat the
+            # request.
             found = [answered.get(key, Code.NETWORK_EXCEPTION) for key in expected]
             result.lost = result.lost or any(key not in answered for key in expected)
         result.in_doubt = any(may_be_carried_out(code, earlier=result.in_doubt) for code in found)
@@ -400,7 +403,7 @@ class TransactionDriver:
     # -- results --------------------------------------------------------------------------------
 
     def _apply_result(self, call: TxnApi, result: _RequestResult) -> bool:
-        """Apply a definite response to the transaction; True if the request succeeded."""
+        """Apply a definite response to the transaction. Return True if the request succeeded."""
         if result.action is ErrorAction.OK:
             return True
         if result.action is ErrorAction.ABORT:
@@ -425,8 +428,8 @@ class TransactionDriver:
 
 
 def _unsendable(reply: Reply) -> bool:
-    """True if the request cannot be encoded for this broker. All other failures, including damaged
-    responses, end a connection, and another attempt may succeed."""
+    """Return True if the request cannot be encoded for this broker. All other failures, including
+    damaged responses, end a connection, and another attempt may succeed."""
     error = reply.error
     passing = (
         error is None or error.retriable or isinstance(error, (NetworkError, AuthenticationError))

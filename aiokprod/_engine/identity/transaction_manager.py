@@ -1,10 +1,10 @@
 """`TransactionManager`: the state of a transactional producer.
 
-It decides what may be appended, sent and ended, by the table in `transaction_states`. Everything
-here is synchronous. `transaction_calls` has the user calls and their deadlines;
-`transaction_driver` sends the requests, one after the other, in one task. A caller that is
-cancelled or times out therefore leaves the transaction in one definite state, and the same call
-made again waits for the same response.
+It decides which calls and batches the current state allows, by the table in `transaction_states`.
+All methods are synchronous. `transaction_calls` has the user calls and their deadlines;
+`transaction_driver` sends the requests, one after the other, in one task. Therefore a caller that
+is cancelled or times out leaves the transaction in a definite state, and the same call made again
+waits for the same response.
 
 Source: KIP-98, KIP-360, KIP-447, KIP-890; Java `TransactionManager`, `TransactionalRequestResult`.
 """
@@ -59,9 +59,10 @@ FORGOTTEN_PARTITIONS: Final = 1000
 """If at least this number of partitions are no longer in use, the end of a transaction bumps the
 epoch, so that their sequences can be dropped."""
 _LAST_EXPLICIT_PRODUCE: Final = 11
-"""The last Produce version with which the producer adds partitions to the transaction. Since v12
-the leader does (KIP-890)."""
-# Errors of records that were never appended to a batch, so that the transaction lacks them.
+"""The last Produce version with which the producer adds partitions to the transaction. From v12 on,
+the partition leader adds them (KIP-890)."""
+# Errors of records that were never appended to a batch, so that the transaction does not contain
+# them.
 _LOST_RECORDS: Final = (
     KafkaTimeout,
     RecordTooLarge,
@@ -73,40 +74,41 @@ _LOST_RECORDS: Final = (
 
 
 class EngineControl(Protocol):
-    """The operations of the engine that a transaction controls."""
+    """The engine operations that the transaction manager uses."""
 
     def set_transaction_open(self, is_open: bool) -> None:
-        """Set whether a transaction is open and not prepared: then records are accepted."""
+        """Set whether records are accepted: a transaction is open and not prepared."""
 
     def set_completing(self, completing: bool) -> None:
-        """Set whether the transaction is ending; if so, `linger_ms` is ignored."""
+        """Set whether the transaction is ending. If so, batches do not wait for `linger_ms`."""
 
     def wake_sender(self) -> None:
-        """Wake the sender: a batch may be sent or must be dropped."""
+        """Wake the sender, because a batch may be sent or must be dropped."""
 
     def wake_driver(self) -> None:
-        """Wake the driver: there may be a new step."""
+        """Wake the driver, because there may be a new step."""
 
     def has_incomplete(self) -> bool:
-        """True if a batch has no outcome."""
+        """Return True if a batch has no outcome."""
 
     def with_records(self) -> set[TopicPartition]:
-        """The partitions that have records without an outcome, or a batch that takes records."""
+        """Return the partitions that have records without an outcome, or a batch that accepts
+        records."""
 
     def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
         """See `Sender.fail_unsent`."""
 
     def transaction_version(self) -> int:
-        """The finalized level of the cluster's transaction.version, or 0 if unknown."""
+        """Return the finalized level of the cluster's transaction.version, or 0 if unknown."""
 
 
 class TransactionManager:
     """The state machine, and the `AdmissionGate` of a transactional producer.
 
     Attributes:
-        state: changed by `_become` only.
+        state: changed only by `_become`.
         progress: the open or last transaction.
-        ending: the end that was requested last, until its caller has the result.
+        ending: the last requested end, until its caller has the result.
         offsets: offsets to commit with the transaction, in order.
         fatal_error: the error that every call raises in FATAL_ERROR.
         can_bump: the coordinator can bump the epoch (Kafka 2.5, KIP-360).
@@ -145,7 +147,7 @@ class TransactionManager:
     # -- admission ------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raises unless records are accepted now."""
+        """Raise an error unless records are accepted now."""
         self.check_fatal()
         if self.state is TxnState.ABORTABLE_ERROR:
             raise self.abortable_error()
@@ -158,8 +160,8 @@ class TransactionManager:
             )
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
-        """Called when a batch is opened: note its partition for AddPartitionsToTxn, unless the
-        coordinator knows the partition. Raises if no transaction is open."""
+        """Queue the partition of a batch that is being opened for AddPartitionsToTxn (first
+        protocol), unless it was already added. Raises an error if no transaction is open."""
         self.check_open()
         self.pacing.on_batch_opened()
         progress = self.progress
@@ -176,7 +178,7 @@ class TransactionManager:
             self.abort_with(error)
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        """Set ABORTABLE_ERROR, because the transaction lacks the records that failed; or fail the
+        """Set ABORTABLE_ERROR, because the transaction lacks the failed records, or fail the
         producer if the error code is fatal."""
         if self.state not in MAY_SEND:
             return
@@ -186,12 +188,12 @@ class TransactionManager:
             self.abort_with(error)
 
     def check_fatal(self) -> None:
-        """Raises the fatal error, if there is one."""
+        """Raise the fatal error, if there is one."""
         if self.fatal_error is not None:
             raise self.fatal_error.copy()
 
     def abortable_error(self) -> AbortableTransactionError:
-        """The error that calls raise in ABORTABLE_ERROR."""
+        """Return the error that calls raise in ABORTABLE_ERROR."""
         error = self.progress.error
         assert error is not None, "an abortable error has its reason"
         return error.copy()
@@ -199,7 +201,7 @@ class TransactionManager:
     # -- batches --------------------------------------------------------------------------------
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
-        """True if a batch of this partition may be sent for the first time now."""
+        """Return True if a batch of this partition may be sent for the first time now."""
         if self.state not in MAY_SEND or self.pacing.awaits_markers:
             return False
         if self.progress.tv2:
@@ -223,14 +225,14 @@ class TransactionManager:
         self.progress.note(CoordinatorView.CONFIRMED)
 
     def on_sender_pass(self) -> None:
-        """Drop batches that must not be sent any more, and end the transaction once all batches
-        have their outcome."""
+        """Drop batches that must not be sent any more, and wake the driver to end the transaction
+        once all batches have their outcome."""
         error, self.progress.discard = self.progress.discard, None
         if error is not None:
-            # Under the second protocol the abort fences whatever may still be in flight. Under the
-            # first one a sequence gap needs a new epoch, which brokers before 2.5 cannot give.
-            # Therefore, as in Java, batches with a sequence are sent unless a new epoch is needed
-            # anyway.
+            # Under the second protocol, the abort fences all batches that may still be in flight.
+            # Under the first one, a sequence gap requires a new epoch, which brokers before 2.5
+            # cannot assign. Therefore, as in Java, batches with a sequence are sent unless a new
+            # epoch is needed anyway.
             tv2 = self.progress.tv2
             with_sequence = tv2 or self.progress.needs_bump
             self._control.fail_unsent(error, with_sequence=with_sequence, in_doubt=tv2)
@@ -238,7 +240,7 @@ class TransactionManager:
             self._control.wake_driver()
 
     def settled(self) -> bool:
-        """True if every batch has its outcome, and none is in flight."""
+        """Return True if every batch has its outcome, and none is in flight."""
         if self.progress.discard is not None or self._control.has_incomplete():
             return False
         return not self.tracker.any_open(self.progress.touched)
@@ -253,7 +255,7 @@ class TransactionManager:
         self._control.wake_driver()
 
     def begin(self) -> None:
-        """Begin a transaction. No request is sent for this."""
+        """Begin a transaction. This sends no request."""
         self.ending = None
         tv2 = self._control.transaction_version() >= SECOND_PROTOCOL
         self.progress = TxnProgress(tv2)
@@ -280,7 +282,7 @@ class TransactionManager:
         return self.ending
 
     def add_offsets(self, offsets: dict[TopicPartition, Offset], group: GroupMetadata) -> Result:
-        """Request the commit of offsets of a consumer group with the transaction (KIP-447)."""
+        """Request that a consumer group's offsets are committed with the transaction (KIP-447)."""
         self.check_open()
         job = OffsetsJob(offsets, group, self._loop.create_future())
         self.offsets.append(job)
@@ -299,7 +301,7 @@ class TransactionManager:
     # -- called by the driver -------------------------------------------------------------------
 
     def next_step(self) -> TxnStep | None:
-        """The next step of the driver, or None if there is none."""
+        """Return the next step of the driver, or None if there is none."""
         if self.state is TxnState.INITIALIZING:
             return TxnStep.INIT
         if self.state in MAY_SEND and self.pacing.awaits_markers:
@@ -313,8 +315,9 @@ class TransactionManager:
         return TxnStep.END if self.state in ENDING and self.settled() else None
 
     def drop_unused_partitions(self) -> bool:
-        """Do not add the partitions all of whose records were withdrawn: the topic may not exist
-        any more, and the transaction would wait for it forever. True if there were any."""
+        """Drop the pending partitions whose records were all withdrawn, because their topic may no
+        longer exist, and the transaction would wait for it forever. Return True if there were
+        any."""
         pending, used = self.progress.pending_partitions, self._control.with_records()
         unused = [partition for partition in pending if partition not in used]
         for partition in unused:
@@ -322,7 +325,7 @@ class TransactionManager:
         return bool(unused)
 
     def wants(self, step: TxnStep) -> bool:
-        """True while `step`, once begun, is still wanted."""
+        """Return True while a step that was begun is still wanted."""
         if step is TxnStep.INIT:
             return self.state is TxnState.INITIALIZING
         return self.state in (ENDING if step is TxnStep.END else MAY_SEND)
@@ -356,7 +359,7 @@ class TransactionManager:
         resolve(job.done, None)
 
     def ended(self, producer_id: int = -1, epoch: int = -1) -> None:
-        """End the transaction. `producer_id` and `epoch` are those of the next one; -1 if the
+        """End the transaction. `producer_id` and `epoch` are for the next transaction, or -1 if the
         response had none."""
         ending, progress = self.ending, self.progress
         assert ending is not None, "only an ending ends"
@@ -374,9 +377,9 @@ class TransactionManager:
         self._control.wake_sender()
 
     def _needs_new_epoch(self, ending: PendingEndTxn) -> bool:
-        """True if the next transaction needs a newer epoch: a copy of EndTxn, of a batch, or of a
-        request that starts a transaction may still arrive and must be fenced, or the sequences of
-        too many unused partitions are kept."""
+        """Return True if the next transaction needs a newer epoch: a copy of EndTxn, of a batch, or
+        of a request that starts a transaction may still arrive and must be fenced, or the sequences
+        of too many unused partitions are kept."""
         progress = self.progress
         # Bump the epoch from time to time. Without that, the first protocol would have to keep the
         # sequences of every topic that was ever used.
@@ -412,8 +415,9 @@ class TransactionManager:
         """Set FATAL_ERROR: no more requests are sent. The first error is kept.
 
         Args:
-            answered: the coordinator gave a definite response, and the outcome of `error` is that
-                of the transaction. Otherwise an EndTxn that was sent may have been carried out.
+            answered: the coordinator gave a definite response, and the outcome of `error` is the
+                outcome of the transaction. Otherwise an EndTxn that was sent may have been carried
+                out.
         """
         if self.fatal_error is not None:
             return
@@ -427,8 +431,8 @@ class TransactionManager:
             )
             fatal.__cause__ = error
         self._become(TxnState.FATAL_ERROR)
-        # Later calls send nothing, so their outcome is NOT_SENT, even if that of the transaction is
-        # unknown.
+        # Later calls send nothing, so their outcome is NOT_SENT, even if the outcome of the
+        # transaction is unknown.
         self.fatal_error = fatal.copy().with_(outcome=Outcome.NOT_SENT)
         self._resolve_all(fatal, answered=answered)
         self._control.wake_sender()
@@ -481,7 +485,7 @@ class TransactionalIdentity:
 
     @property
     def reserved_node(self) -> int | None:
-        """The coordinator while a request to it waits."""
+        """The broker for which a coordinator request waits, or None."""
         return self._coordinators.waiting_for
 
     def on_fatal(self, error: KafkaError) -> None:

@@ -1,14 +1,14 @@
 """Decides when the first batches of a transaction are sent under the second protocol (KIP-890).
 
-In this protocol, the leader of a partition adds it to the transaction at the coordinator. While the
-coordinator is busy, the leader repeats its request only every 20 ms
+In this protocol, the leader of a partition adds the partition to the transaction at the
+coordinator. While the coordinator is busy, the leader repeats its request only every 20 ms
 (`add.partitions.to.txn.retry.backoff.ms`). Two things keep the coordinator busy:
 
 - The addition of another partition. The coordinator accepts one at a time. On three local brokers,
   three concurrent additions took 55-105 ms, three successive ones 20-25 ms. So a batch that adds a
-  partition waits for the response to the one before it.
-- The markers of the previous transaction. The producer may poll the coordinator at shorter
-  intervals itself before it sends. Any request also makes an otherwise idle coordinator complete
+  partition waits for the response to the previous such batch.
+- The markers of the previous transaction. Before it sends, the producer may itself poll the
+  coordinator at shorter intervals. Any request also makes an otherwise idle coordinator complete
   the operations that it has written. Whether polling first is faster depends on brokers, load and
   latency, so `MarkerWait` measures both ways; docs/design/transactions.md has measurements.
 
@@ -35,16 +35,16 @@ LEADER_PAUSE_S: Final = 0.02
 this is the time between two additions."""
 LONGEST_HOLD_S: Final = 0.1
 """Longest wait in seconds for the response to the previous addition, if responses usually take less
-than LEADER_PAUSE_S: a broker may be busy or unresponsive."""
+than LEADER_PAUSE_S. The wait is limited because a broker may be busy or unresponsive."""
 _RESPONSE_TIMES: Final = 16
 """Number of the latest additions from which the typical response time is determined."""
 
 BACK_TO_BACK_S: Final = 0.1
-"""Seconds after the end of a transaction. The markers are written by then, so that a transaction
-that begins later does not have to wait."""
+"""Seconds after the end of a transaction by which its markers are assumed to be written. A
+transaction that begins later does not wait for them."""
 REPEATED_S: Final = 0.018
-"""If the first batch is acknowledged in less time, in seconds, its leader did not have to repeat
-its request to the coordinator: that takes 20 ms, minus the clock resolution."""
+"""Time in seconds: if the first batch is acknowledged faster, its leader did not repeat its request
+to the coordinator. A repetition takes 20 ms; the clock resolution is subtracted."""
 WEIGHT: Final = 0.2
 """EWMA weight of the latest transaction."""
 OUTLIER: Final = 3.0
@@ -55,12 +55,12 @@ TRY_OTHER: Final = 50
 
 MARKERS_SOON_S: Final = 0.002
 MARKERS_LATE_S: Final = 0.02
-"""The first and the longest wait, in seconds, before a request that arrived before the markers were
-written is repeated. The wait doubles each time. Java waits 20 ms (KAFKA-5477)."""
+"""The first and the longest wait, in seconds, before a request is repeated that arrived before the
+markers were written. The wait doubles each time. Java waits 20 ms (KAFKA-5477)."""
 _MARKERS_LIMIT_S: Final = 0.05
 """Longest wait for markers in seconds; after that, batches are sent and the leader waits."""
 _MARKERS_SHARE: Final = 0.5
-"""The first request is sent after this share of the time that the last markers took. A later one
+"""The first request is sent after this fraction of the previous wait for markers. A later request
 would delay the markers, because an idle coordinator continues only when it gets a request."""
 
 
@@ -72,7 +72,7 @@ class MarkerWait:
     """
 
     def __init__(self) -> None:
-        self._average: dict[bool, float] = {}  # seconds, by whether the transaction waited
+        self._average: dict[bool, float] = {}  # in seconds; key: whether the transaction waited
         self._since_other = 0
         self._ended_at = -math.inf
         self._waits: bool  # set by `should_wait`, before anything is measured
@@ -80,11 +80,11 @@ class MarkerWait:
         self._opened_at: float | None = None
 
     def on_transaction_ended(self, now: float) -> None:
-        """Note when the coordinator responded to EndTxn."""
+        """Note the time at which the coordinator responded to EndTxn."""
         self._ended_at = now
 
     def should_wait(self, now: float) -> bool:
-        """Start to measure a transaction that begins. True if it should wait for the markers of the
+        """Start to measure a new transaction. Return True if it should wait for the markers of the
         previous one."""
         self._timing = now - self._ended_at < BACK_TO_BACK_S
         self._opened_at = None
@@ -92,13 +92,14 @@ class MarkerWait:
         return self._waits
 
     def on_batch_opened(self, now: float) -> None:
-        """Note when the first batch of a transaction was opened; later batches do not count."""
+        """Note the time at which the first batch of a transaction was opened. Later batches are
+        ignored."""
         if self._timing and self._opened_at is None:
             self._opened_at = now
 
     def on_batch_acknowledged(self, now: float) -> None:
-        """Add the time that the first batch of a transaction took to the average. Later batches do
-        not count."""
+        """Add the time that the first batch of a transaction took to the average. Later batches are
+        ignored."""
         if self._timing and self._opened_at is not None:
             self._timing = False
             self._note(now - self._opened_at)
@@ -128,7 +129,8 @@ class TransactionPacing:
     anyway.
 
     Attributes:
-        awaits_markers: nothing is sent before the markers of the previous transaction are written.
+        awaits_markers: True while nothing is sent, because the markers of the previous transaction
+            may not be written yet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: Callable[[], None]) -> None:
@@ -144,13 +146,13 @@ class TransactionPacing:
         self._hold = LONGEST_HOLD_S
 
     def on_begin(self, *, tv2: bool) -> None:
-        """Forget the previous transaction and decide whether to wait for its markers, which is done
-        only under the second protocol (`tv2`)."""
+        """Forget the previous transaction, and decide whether to wait for its markers. Only the
+        second protocol (`tv2`) has this wait."""
         self.reset()
         self.awaits_markers = self._marker_wait.should_wait(self._loop.time()) and tv2
 
     def on_end(self) -> None:
-        """Forget the transaction and note when it ended."""
+        """Forget the transaction, and note the time at which it ended."""
         self.reset()
         self._marker_wait.on_transaction_ended(self._loop.time())
 
@@ -169,8 +171,8 @@ class TransactionPacing:
     # -- additions of partitions (second protocol) ----------------------------------------------
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
-        """True if a batch of this partition may be sent now. If not, `on_ready` is called once it
-        may. Does not check `awaits_markers`."""
+        """Return True if a batch of this partition may be sent now. If not, `on_ready` is called
+        once it may be sent. Does not check `awaits_markers`."""
         if topic_partition in self._added:
             return True
         until = self._held_until()
@@ -181,8 +183,9 @@ class TransactionPacing:
         return False
 
     def on_sent(self, batch: ProducerBatch) -> None:
-        """Note a batch that is about to be sent for the first time, under the second protocol: if
-        its partition is not added yet, further partitions wait for the response."""
+        """Note a batch that is about to be sent for the first time under the second protocol. If
+        its partition is not in the transaction yet, batches of further new partitions wait for the
+        response."""
         if batch.topic_partition not in self._added:
             self._first.append(batch)
 
@@ -198,8 +201,8 @@ class TransactionPacing:
             self._hold = LONGEST_HOLD_S if quick else LEADER_PAUSE_S
 
     def _held_until(self) -> float:
-        """Time until which the next batch waits: `_hold` seconds after the last batch that adds a
-        partition was sent; 0 if no such batch is in flight."""
+        """Return the time until which a batch that adds a partition must wait: `_hold` seconds
+        after the last batch that adds a partition was sent; 0 if no such batch is in flight."""
         first = self._first
         while first and not first[-1].in_flight:
             first.pop()
@@ -220,7 +223,7 @@ class TransactionPacing:
         Args:
             pending: sends one request; returns False if the markers are written, or if that cannot
                 be determined.
-            wanted: the wait ends when it returns False.
+            wanted: returns False to end the wait.
         """
         pause, began = MARKERS_SOON_S, self._loop.time()
         with contextlib.suppress(TimeoutError):

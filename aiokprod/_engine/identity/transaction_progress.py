@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 Result = asyncio.Future["KafkaError | None"]
-"""An error or None. The error is not set as the exception of the future, because perhaps no call
-waits for it."""
+"""A future whose result is an error or None. The error is not set as the exception of the future,
+because possibly no call waits for the future."""
 
 
 class CoordinatorView(enum.IntEnum):
     """The state of the open transaction at the coordinator, as far as known; the value only
     increases."""
 
-    UNKNOWN = 0  # nothing was sent that could start it
+    UNKNOWN = 0  # no request was sent that could start it
     POSSIBLY_STARTED = 1  # AddPartitionsToTxn or AddOffsetsToTxn may have been processed
     STARTED = 2  # the coordinator has it, or a batch was sent for which the leader will add it
     CONFIRMED = 3  # a batch or offsets of the transaction were acknowledged
@@ -55,7 +55,7 @@ class OffsetsJob:
 
 @dataclass(slots=True)
 class PendingEndTxn:
-    """The end of a transaction: requested once, and any number of calls may wait for it.
+    """The end of a transaction. It is requested once, and any number of calls may wait for it.
 
     Attributes:
         request: the EndTxn request, once it is due.
@@ -74,7 +74,7 @@ class PendingEndTxn:
 
     @property
     def name(self) -> str:
-        """Name of the public call, for error texts that name the call to repeat."""
+        """Name of the public call to repeat, for error messages."""
         return "commit_transaction()" if self.commit else "abort_transaction()"
 
 
@@ -83,9 +83,9 @@ class TxnProgress:
     """The open or last transaction.
 
     Attributes:
-        tv2: it follows the second protocol (KIP-890).
-        view: changed by `note` only.
-        possibly_started: `view` was POSSIBLY_STARTED at some time: a request that starts the
+        tv2: True if the transaction follows the second protocol (KIP-890).
+        view: the coordinator's view of the transaction; changed only by `note`.
+        possibly_started: True once `view` was POSSIBLY_STARTED: a request that starts the
             transaction may still arrive.
         pending_partitions: partitions to be added at the coordinator (first protocol only), in
             order.
@@ -94,9 +94,10 @@ class TxnProgress:
         needs_bump: the next transaction needs a new epoch, because a batch was given up or the
             transaction cannot be committed.
         unmapped: the coordinator no longer knows the producer id.
-        prepared: another process ends the transaction.
-        error: the error because of which it can only be aborted.
-        discard: the error for batches that must not be sent any more, until the sender drops them.
+        prepared: True once the transaction is prepared, so that another process can end it.
+        error: the error after which the transaction can only be aborted.
+        discard: the error for batches that must not be sent any more; None once the sender has
+            dropped them.
     """
 
     tv2: bool = False
@@ -125,11 +126,11 @@ class TxnProgress:
 
 
 def misuse(text: str) -> TransactionError:
-    """The error for a call that the state of the producer does not allow."""
+    """Return the error for a call that the state of the producer does not allow."""
     return TransactionError(text, outcome=Outcome.NOT_SENT)
 
 
 def resolve(result: Result, error: KafkaError | None) -> None:
-    """Set the result, which ends the waits for it; no effect if it is set already."""
+    """Set the result, which ends the waits for it. Has no effect if the result is already set."""
     if not result.done():
         result.set_result(error)

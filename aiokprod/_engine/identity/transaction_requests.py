@@ -1,4 +1,5 @@
-"""The requests of transactions, and the error codes in their responses. Pure functions."""
+"""Builds the requests of transactions, and reads the error codes in their responses. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -36,10 +37,10 @@ _SECOND_PROTOCOL_OFFSETS: Final = 5
 
 
 def init(transactional_id: str, timeout_ms: int, producer_id: int, epoch: int) -> VersionedRequest:
-    """InitProducerId. With `producer_id` >= 0 it bumps the epoch, and the coordinator rejects a
-    fenced producer (KIP-360).
+    """Create an InitProducerId request. With `producer_id` >= 0, it bumps the epoch, and the
+    coordinator rejects a fenced producer (KIP-360).
 
-    Building it raises UnsupportedVersion for an epoch bump before version 3 (Kafka 2.5)."""
+    Building the message for an epoch bump raises UnsupportedVersion below version 3 (Kafka 2.5)."""
 
     def build(version: int) -> InitProducerIdRequest:
         if producer_id < 0:
@@ -64,7 +65,7 @@ def init(transactional_id: str, timeout_ms: int, producer_id: int, epoch: int) -
 def add_partitions(
     transactional_id: str, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]
 ) -> VersionedRequest:
-    """AddPartitionsToTxn (first protocol)."""
+    """Create an AddPartitionsToTxn request (first protocol)."""
     topics = [
         AddPartitionsToTxnTopic(name=topic, partitions=numbers)
         for topic, numbers in _by_topic(partitions).items()
@@ -79,7 +80,7 @@ def add_partitions(
 
 
 def added_codes(body: Any) -> dict[TopicPartition, int]:
-    """Error code of each partition in an AddPartitionsToTxn response."""
+    """Return the error code of each partition in an AddPartitionsToTxn response."""
     return {
         TopicPartition(topic.name, result.partition_index): result.partition_error_code
         for topic in body.results_by_topic_v3_and_below
@@ -90,7 +91,7 @@ def added_codes(body: Any) -> dict[TopicPartition, int]:
 def add_offsets(
     transactional_id: str, producer_id: int, epoch: int, group_id: str
 ) -> VersionedRequest:
-    """AddOffsetsToTxn (first protocol)."""
+    """Create an AddOffsetsToTxn request (first protocol)."""
     message = AddOffsetsToTxnRequest(
         transactional_id=transactional_id,
         producer_id=producer_id,
@@ -109,9 +110,9 @@ def commit_offsets(
     *,
     tv2: bool,
 ) -> VersionedRequest:
-    """TxnOffsetCommit.
+    """Create a TxnOffsetCommit request.
 
-    Building it raises UnsupportedVersion before version 5 if `tv2`."""
+    With `tv2`, building the message raises UnsupportedVersion below version 5."""
     topics = [
         TxnOffsetCommitRequestTopic(
             name=topic,
@@ -153,7 +154,7 @@ def _offset(number: int, offset: Offset) -> TxnOffsetCommitRequestPartition:
 
 
 def committed_codes(body: Any) -> dict[TopicPartition, int]:
-    """Error code of each partition in a TxnOffsetCommit response."""
+    """Return the error code of each partition in a TxnOffsetCommit response."""
     return {
         TopicPartition(topic.name, result.partition_index): result.error_code
         for topic in body.topics
@@ -164,7 +165,7 @@ def committed_codes(body: Any) -> dict[TopicPartition, int]:
 def end(
     transactional_id: str, producer_id: int, epoch: int, *, commit: bool, tv2: bool
 ) -> VersionedRequest:
-    """EndTxn; v5 bumps the epoch and returns the new one (KIP-890)."""
+    """Create an EndTxn request. Version 5 bumps the epoch and returns the new one (KIP-890)."""
     message = EndTxnRequest(
         transactional_id=transactional_id,
         producer_id=producer_id,
@@ -177,8 +178,8 @@ def end(
 
 
 def code_of(body: Any) -> int:
-    """Error code of a response that has only one. An InitProducerId response with neither an error
-    nor an id counts as NETWORK_EXCEPTION: no response."""
+    """Return the error code of a response that has only one. An InitProducerId response with
+    neither an error nor an id counts as NETWORK_EXCEPTION, like a missing response."""
     code = int(body.error_code)
     if isinstance(body, InitProducerIdResponse) and not code and body.producer_id < 0:
         return int(Code.NETWORK_EXCEPTION)

@@ -1,8 +1,8 @@
-"""The states of a transactional producer, as a table of transitions. The rows of `_errors` have the
-consequences of a coordinator's error codes.
+"""The states of a transactional producer and the allowed transitions. The table in `_errors` has
+the actions after a coordinator's error codes.
 
-Pure data: no clock, no I/O. Source: Java `TransactionManager.State`, 4.x; KIP-98, KIP-360, KIP-890,
-KIP-1050.
+This module uses neither a clock nor I/O. Source: Java `TransactionManager.State`, 4.x; KIP-98,
+KIP-360, KIP-890, KIP-1050.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ TRANSITIONS: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyType(
         _S.FATAL_ERROR: frozenset(),
     }
 )
-"""Allowed transitions; any other one is a bug in this package."""
+"""Allowed transitions; any other transition is a bug in this package."""
 
 MAY_SEND: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.COMMITTING})
-"""Batches of the transaction may be sent."""
+"""States in which batches of the transaction may be sent."""
 ENDING: Final = frozenset({TxnState.COMMITTING, TxnState.ABORTING})
-"""The end of the transaction was requested."""
+"""States after the end of the transaction was requested."""
 
 
 def may_be_carried_out(number: int, *, earlier: bool) -> bool:
-    """True if a request may have changed the transaction even if the response has this error code,
-    or if an earlier copy of the request may have.
+    """Return True if a request, or an earlier copy of it, may have changed the transaction although
+    the response has this error code.
 
     Args:
-        earlier: a copy sent before got no response, or one for which this function returned True.
-            Then a later error proves nothing. For example, CONCURRENT_TRANSACTIONS means that
-            markers are being written. If EndTxn was sent once, they belong to another transaction
-            or producer; if an earlier copy is in doubt, they may belong to that copy.
+        earlier: an earlier copy of the request got no response, or a response for which this
+            function returned True. Then a later error proves nothing. For example,
+            CONCURRENT_TRANSACTIONS means that markers are being written. If EndTxn was sent only
+            once, the markers belong to another transaction or producer; if an earlier copy is in
+            doubt, they may belong to that copy.
 
     Source: Kafka `TransactionCoordinator.endTransaction`.
     """

@@ -1,4 +1,4 @@
-"""Sequences of a transactional producer: batches are sent within an open transaction only, and a
+"""Sequences of a transactional producer: batches are sent only within an open transaction, and a
 gap ends with the transaction instead of a local epoch bump.
 
 Source: KIP-98, KIP-890; Java `TransactionManager`.
@@ -60,7 +60,7 @@ class TransactionalSequences:
         self.tracker.of(batch).on_success(batch, base_offset)
 
     def on_split(self, batch: ProducerBatch, parts: list[ProducerBatch]) -> None:
-        """Distribute the sequences of the batch over its parts, and mark these as transactional."""
+        """Assign the sequences of the batch to its parts, and mark the parts as transactional."""
         self.tracker.of(batch).replace(batch, parts)
         for part in parts:
             part.transactional = True
@@ -74,7 +74,8 @@ class TransactionalSequences:
             self._manager.progress.needs_bump = True
 
     def bump_epochs(self) -> None:
-        """Does nothing: only the coordinator assigns epochs."""
+        """Run `TransactionManager.on_sender_pass`. No epoch is bumped here: only the coordinator
+        assigns epochs."""
         self._manager.on_sender_pass()
 
     def on_topic_forgotten(self, topic: str, partitions: int) -> None:
@@ -86,6 +87,6 @@ class TransactionalSequences:
         """Does nothing: sequences cannot restart within a transaction."""
 
     def on_cluster_changed(self) -> bool:
-        """Does nothing: the coordinators of another cluster do not know the transactional id with
-        this producer id, and abort the transaction."""
+        """Does nothing: the new cluster's coordinator rejects the transactional id with this
+        producer id, and this error aborts the transaction."""
         return False

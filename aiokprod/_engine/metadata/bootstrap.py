@@ -1,4 +1,4 @@
-"""Checks at the start that the name of at least one bootstrap server can be resolved."""
+"""Checks at startup that the host name of at least one bootstrap server can be resolved."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Resolver(Protocol):
     """The part of a `Dialer` that resolves host names."""
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """All addresses of a name. Raises DialError if it has none."""
+        """Return all addresses of a host name. Raises DialError if it has none."""
 
 
 async def check_bootstrap(
     addresses: Sequence[tuple[str, int]], resolver: Resolver, *, timeout: float
 ) -> None:
-    """Return as soon as one of the names resolves.
+    """Return as soon as one of the host names is resolved.
 
     Names that do not resolve are logged and stay in use: each attempt to connect looks them up
     again.

@@ -1,7 +1,7 @@
 """The metadata cache: the current snapshot of the cluster, the calls that wait for a newer one, and
 the time of the next request. `updater.py` sends the requests; this module uses no sockets.
 
-Confined to one event loop. Every update replaces the immutable `ClusterSnapshot` and wakes each
+It is used on one event loop. Every update replaces the immutable `ClusterSnapshot` and wakes each
 waiter once (`Broadcast`).
 
 Source: Java `Metadata`, `ProducerMetadata`, `KafkaProducer.waitOnMetadata`.
@@ -43,11 +43,12 @@ Listener = Callable[[ClusterSnapshot], None]
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """The content of the next request; its response goes to `Metadata.update` together with it.
+    """The content of the next request. `Metadata.update` gets these values together with the
+    response.
 
     Attributes:
         request_generation: shows whether topics were added after the request was created.
-        partial: only new topics are requested.
+        partial: True if only new topics are requested.
         topics: the names, without duplicates.
     """
 
@@ -62,15 +63,15 @@ class Metadata:
     Only topics in use are tracked: `mark_used` keeps a topic for metadata_max_idle_ms.
 
     Attributes:
-        snapshot: the current view; replaced by updates, so keep one reference per operation.
-        claimed: nodes whose next free slot in flight is reserved for a metadata request, because
-            another node has not responded to it in time: Produce requests are not sent to them.
-            Written by the updater.
-        waits: number of calls that wait for a topic, and the time since which at least one does, by
-            topic.
-        queued: returns the topics with queued records. They are kept although nothing of them may
-            have been sent for metadata_max_idle_ms, because their leaders cannot be reached.
-        on_waiting: called when a call begins to wait for a topic; None for no call.
+        snapshot: the current view. Updates replace it, so use one reference during an operation.
+        claimed: nodes whose next free in-flight slot is reserved for a metadata request, because
+            another node has not responded to this request in time. No Produce requests are sent to
+            these nodes. Set by the updater.
+        waits: by topic, the number of calls that wait for the topic, and the time since which at
+            least one call has waited.
+        queued: returns the topics with queued records. These topics are kept even if none of their
+            records was sent for metadata_max_idle_ms because their leaders cannot be reached.
+        on_waiting: called when a call begins to wait for a topic; may be None.
     """
 
     def __init__(self, config: ProducerConfig, rng: random.Random) -> None:
@@ -102,10 +103,10 @@ class Metadata:
             auto_create=config.allow_auto_create_topics,
         )
         self.mark_used = self._topics.mark_used
-        """Keep a topic; request a fetch if it is new. O(1)."""
+        """Keep a topic in use, and request its metadata if it is new. O(1)."""
         self.claimed: frozenset[int] = frozenset()
         self._asked: frozenset[str] | None = None  # topics in the request in flight
-        self._ask_again = False  # after the response to the request in flight
+        self._ask_again = False  # send another request after the one in flight
         self._request_generation = 0
         self._full_generation = 0
         self._last_error: KafkaError | None = None
@@ -135,20 +136,22 @@ class Metadata:
         return self._last_error
 
     def topics(self) -> tuple[str, ...]:
-        """The topics in use."""
+        """Return the topics in use."""
         return self._topics.names()
 
     def topic_error(self, topic: str) -> int:
-        """Error code of the topic in the last response that had it; 0 if none."""
+        """Return the error code of the topic in the last response that contained it, or 0 if
+        none."""
         return self._topics.answer(topic)[1]
 
     def lookup(self, topic: str, partition: int | None = None) -> ClusterSnapshot | None:
-        """The snapshot if it contains the topic (and the partition); None if a caller must wait.
-        O(1).
+        """Return the snapshot if it contains the topic (and the partition), or None if the caller
+        must wait. O(1).
 
         Raises:
             InvalidTopic: according to the last response, the name is invalid.
-            ProducerClosed: after `close`, or the error that was given to it.
+            ProducerClosed: `close` was called. If an error was passed to `close`, that error is
+                raised.
         """
         snapshot = self.snapshot
         count = snapshot.partition_count(topic)
@@ -161,8 +164,8 @@ class Metadata:
         return snapshot if partition is None or partition < count else None
 
     def on_change(self, listener: Listener) -> None:
-        """Call `listener(snapshot)` after every update, before any waiter runs. It must not
-        raise."""
+        """Call `listener(snapshot)` after every update, before any waiter runs. The listener must
+        not raise."""
         self._listeners.append(listener)
 
     # -- called by users of the cache -------------------------------------------------------------
@@ -176,14 +179,15 @@ class Metadata:
         self, seen_generation: int | None = None, partition: TopicPartition | None = None
     ) -> int:
         """Request metadata of all topics in use, because the metadata was found to be wrong. The
-        request is sent when the backoff is over.
+        request is sent after the backoff.
 
         Args:
             seen_generation: generation of the snapshot that was found to be wrong. If the cache has
-                received a full response since then, nothing is requested. If it is None, a request
-                in flight may be too old, so another one follows it.
+                received a full response since then, nothing is requested. If None, a request in
+                flight may be too old, so another request follows it.
             partition: the partition whose leader was found to be wrong. Full responses that
-                contradicted that leader but did not replace it do not count: it is still wrong.
+                contradicted that leader but did not replace it do not count, because the metadata
+                is still wrong.
 
         Returns:
             The current generation; the requested metadata has a higher one.
@@ -199,8 +203,8 @@ class Metadata:
         return self.snapshot.generation
 
     def refuse_topic_id(self, topic: str, topic_id: bytes) -> None:
-        """Note that a broker does not know this topic id. If it is still the cached one, a response
-        without topic ids removes it. The caller must also call `request_update`."""
+        """Note that a broker does not know this topic id. If the id is still in the cache, a
+        response without topic ids removes it. The caller must also call `request_update`."""
         if ZERO_TOPIC_ID != topic_id == self.snapshot.topic_id(topic):
             self._topics.refused_ids.add(topic)
 
@@ -213,7 +217,8 @@ class Metadata:
     async def wait_for_topic(
         self, topic: str, partition: int | None = None, *, deadline: float
     ) -> ClusterSnapshot:
-        """The first snapshot that has the topic (and the partition). Waiters share one fetch.
+        """Return the first snapshot that contains the topic (and the partition). Waiters share one
+        request.
 
         Raises:
             MetadataTimeout: the deadline passed; the cause is the last error of the topic or the
@@ -225,9 +230,9 @@ class Metadata:
                 required.
             AuthenticationError, UnsupportedVersion: no broker accepts a request.
             ProducerClosed: `close` was called.
-            KafkaError: the error given to `fail_waits`.
+            KafkaError: the error passed to `fail_waits`.
 
-        Cancellation: the wait ends; the topic stays in use.
+        Cancellation: only the wait ends; the topic stays in use.
 
         Source: Java `KafkaProducer.waitOnMetadata`.
         """
@@ -252,7 +257,8 @@ class Metadata:
     async def _wait_for_topic(
         self, topic: str, partition: int | None, deadline: float, start: float, first: int
     ) -> ClusterSnapshot:
-        """Like `wait_for_topic`. `start` is the time and `first` the generation when that began."""
+        """Implement `wait_for_topic`. `start` is the time, and `first` the generation, at the
+        beginning of the call."""
         loop = asyncio.get_running_loop()
         now = start
         # Do not trust the next response if it may be older than the call, or if it may come from a
@@ -281,7 +287,7 @@ class Metadata:
             now = loop.time()
 
     async def wait_newer(self, generation: int, *, deadline: float) -> ClusterSnapshot:
-        """The first snapshot newer than `generation`; does not request one.
+        """Wait for a snapshot newer than `generation`, and return it. Does not request one.
 
         Raises:
             MetadataTimeout: the deadline passed.
@@ -302,12 +308,13 @@ class Metadata:
     # -- called by the updater --------------------------------------------------------------------
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Set the callback for requests that are needed earlier than `next_update_at` returned."""
+        """Set the callback that is called when a request is needed earlier than `next_update_at`
+        returned."""
         self._on_request = callback
 
     def next_update_at(self, now: float) -> float:
-        """The time at which to send the next request: `now` or earlier means at once, inf means
-        closed."""
+        """Return the time at which to send the next request. `now` or earlier means immediately;
+        inf means that the cache is closed."""
         if self._closed_by is not None:
             return math.inf
         if self._topics.fast_retry:
@@ -315,12 +322,13 @@ class Metadata:
         return self._schedule.next_at(now)
 
     def update_due(self, now: float) -> bool:
-        """True if a metadata request is due but not sent. Produce requests wait for it."""
+        """Return True if a metadata request is due but not sent yet. Produce requests wait for
+        it."""
         return self._asked is None and self.next_update_at(now) <= now
 
     def plan(self, now: float) -> UpdatePlan:
-        """The content of a request that is about to be sent. `update`, `failed` or `fatal` must
-        follow."""
+        """Return the content of a request that is about to be sent. The caller must then call
+        `update`, `failed` or `fatal`."""
         for topic in self.queued():
             self._topics.keep(topic, now)
         full = self._schedule.full_due(now)
@@ -346,8 +354,8 @@ class Metadata:
 
         Args:
             request_generation, partial: from the `UpdatePlan` of the request.
-            reliable_epochs: False for versions below 9, whose leader epochs may be older than the
-                leaders beside them.
+            reliable_epochs: False for versions below 9, in which a leader epoch may be older than
+                the leader.
 
         Raises:
             ProducerClosed: after `close`.
@@ -375,7 +383,7 @@ class Metadata:
         self._topics.lower_epochs = merged.lower_epochs
         self._topics.note_answers(merged.answered, snapshot.generation, now)
         # A response after a rebootstrap that lists the same unreachable brokers as before does not
-        # count as a change: without backoff they would be tried ten times a second.
+        # count as a change: without backoff, these brokers would be tried ten times a second.
         sent_back = self._only_bootstrap_nodes and snapshot.nodes == self._given_up
         changed = snapshot.nodes is not old.nodes or snapshot.topics is not old.topics
         self._schedule.succeeded(
@@ -428,7 +436,7 @@ class Metadata:
 
     def fatal(self, now: float, error: KafkaError) -> None:
         """Make the current waiters raise `error`. Called if a request has failed and another
-        attempt would fail too."""
+        attempt would also fail."""
         self.failed(now, error)
         self._broadcast.notify_all(error)
 
@@ -439,7 +447,7 @@ class Metadata:
     def rebootstrap(self) -> None:
         """Forget the brokers and start again from the bootstrap addresses.
 
-        Topics stay known, without leaders, so that records are still buffered.
+        The topics are kept without leaders, so that records are still buffered.
 
         Source: Java `Metadata.rebootstrap`; KIP-899, KIP-1102.
         """
@@ -523,8 +531,8 @@ class Metadata:
         return error
 
     def network_text(self) -> str:
-        """The brokers without a usable response and the last error, as the end of a sentence; empty
-        if the last request succeeded."""
+        """Return the end of an error message: the brokers without a usable response, and the last
+        error. Empty if the last request succeeded."""
         if self._last_error is None and not self._only_bootstrap_nodes:
             return ""
         nodes = list(self.snapshot.nodes.values())

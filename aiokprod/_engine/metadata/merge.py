@@ -1,14 +1,16 @@
 """Merges Metadata responses into snapshots. Pure functions without clock or waiting.
 
-Unlike in Java, a single response that may be stale does not remove known metadata. After a topic
-without partitions, an omitted partition, an omitted topic or a retriable topic error, the known
-metadata is kept until `MISSES_BEFORE_FORGETTING` consecutive responses had the same. A leader epoch
-lower than the known one is never accepted for a topic with the same id. Without topic ids, it may
-belong to a new topic of the same name; then it is accepted after the same number of responses,
-counted while the known metadata is known to be wrong. Until then a rejection by the known leader
-still counts after such responses (`Merged.contradicted`): otherwise slow requests could never show
-that the leader is wrong. A response without topic ids does not remove a known id unless a broker
-has rejected that id.
+Unlike in Java, a single response that may be stale does not remove known metadata:
+
+- If a response omits a topic or a partition, contains a topic without partitions, or has a
+  retriable topic error, the known metadata is kept until `MISSES_BEFORE_FORGETTING` consecutive
+  responses have such a miss.
+- A leader epoch lower than the known one is never accepted for a topic with the same id. Without
+  topic ids, the epoch may belong to a new topic of the same name. Then it is accepted after the
+  same number of responses, which are counted only while the metadata is known to be wrong. Until
+  then, a rejection by the known leader remains valid after such responses (`Merged.contradicted`).
+  Otherwise slow requests could never show that the leader is wrong.
+- A response without topic ids does not remove a known id unless a broker has rejected that id.
 
 Source: Java `Metadata.handleMetadataResponse`, `updateLatestMetadata`, `updatePartitionLeadership`,
 `MetadataSnapshot.mergeWith`; KIP-951.
@@ -34,8 +36,9 @@ from aiokprod.records import TopicPartition
 logger = logging.getLogger(__name__)
 
 MISSES_BEFORE_FORGETTING: Final = 5
-"""Number of consecutive responses without a known topic or partition after which it is removed:
-about two seconds with the default backoff, longer than the metadata of Kafka's brokers differ."""
+"""Number of consecutive responses without a known topic or partition after which the topic or
+partition is removed. With the default backoff, they take about two seconds, which is longer than
+brokers usually need to update their metadata."""
 
 _UNKNOWN: Final = int(Code.UNKNOWN_TOPIC_OR_PARTITION)
 _SPARE_PARTITIONS: Final = 64
@@ -49,14 +52,16 @@ class Merged:
         snapshot: the new view.
         answered: error code of each topic that was requested or is in the response, or 0 if none.
         misses: by topic, the number of consecutive responses that lacked the topic or a partition
-            of it; topics without any are absent.
+            of it; topics without misses are absent.
         lower_epochs: by partition, the number of consecutive responses with a leader epoch below
             the known one and without a matching topic id. Only responses to requests that were made
-            because the metadata was found to be wrong are counted. Partitions without any are
-            absent.
+            because the metadata was found to be wrong are counted. Partitions without such
+            responses are absent.
         contradicted: by partition, the generation of the snapshot before the first of the
-            consecutive responses that have a lower epoch than the known leader, which is kept.
-        stale: the response shows that it is outdated or incomplete: request another one.
+            consecutive responses whose leader epoch is lower than that of the known leader. The
+            known leader is kept.
+        stale: True if the response shows that it is outdated or incomplete, so that another request
+            is needed.
     """
 
     snapshot: ClusterSnapshot
@@ -68,17 +73,17 @@ class Merged:
 
 
 class ResponseMerger:
-    """Merges one response into a snapshot; used once.
+    """Merges one response into a snapshot. Each instance is used only once.
 
     Args:
         old: the current snapshot.
         response: a response with at least one broker.
         retain: returns whether a topic is still in use.
         misses, lower_epochs, contradicted: see `Merged`; from the previous responses.
-        reliable_epochs: False for responses below version 9, whose leader epochs may be older than
-            the leaders beside them.
-        complained: the current metadata was found to be wrong, for example by a rejected Produce
-            request.
+        reliable_epochs: False for responses below version 9, in which a leader epoch may be older
+            than the leader.
+        complained: True if the current metadata was found to be wrong, for example because a broker
+            rejected a Produce request.
         refused_ids: topics with an id that a broker does not know.
     """
 
@@ -116,9 +121,9 @@ class ResponseMerger:
         self._result = Merged(old)
 
     def merge(self, *, partial: bool, asked: Iterable[str] = ()) -> Merged:
-        """The next snapshot.
+        """Return the next snapshot and the facts about the response.
 
-        A partial response changes only the topics that were requested. A full one replaces all
+        A partial response changes only the topics that were requested. A full response replaces all
         topics, with the exceptions in the docstring of this module.
         """
         result = self._result
@@ -220,7 +225,7 @@ class ResponseMerger:
         return misses
 
     def _topic_info(self, name: str, topic: MetadataResponseTopic) -> TopicInfo | None:
-        """The topic in the response; None if the response contains none of its partitions."""
+        """Return the merged topic, or None if the response contains none of its partitions."""
         known = self._old.topics.get(name)
         if known is not None and self._is_another(known, topic):
             known = None
@@ -242,13 +247,13 @@ class ResponseMerger:
         return TopicInfo(name, topic_id, partitions, topic.is_internal)
 
     def _is_another(self, known: TopicInfo, topic: MetadataResponseTopic) -> bool:
-        """True if a new topic has a known name, so that the known state of its partitions does not
-        apply (F52).
+        """Return True if the response has a new topic with a known name, so that the known state of
+        its partitions does not apply (F52).
 
-        If a broker has rejected the known id and the response has none, the topic gets none, and
-        Produce requests use its name. Otherwise they would be rejected until a metadata request
-        happens to be sent to a broker that supports topic ids. Java removes the id after every
-        response without one.
+        If a broker has rejected the known id and the response has no id, the id is removed, and
+        Produce requests use the topic name. Otherwise they would be rejected until a metadata
+        request is sent to a broker that supports topic ids. Java removes the id after every
+        response without an id.
         """
         if topic.topic_id == ZERO_TOPIC_ID and known.name in self._refused_ids:
             logger.warning(
@@ -293,7 +298,8 @@ class ResponseMerger:
     def _fill_gaps(
         self, name: str, entries: dict[int, PartitionInfo], before: tuple[PartitionInfo, ...]
     ) -> bool:
-        """Complete the partitions to 0, 1, …; True if some were missing."""
+        """Add the missing partitions, so that their numbers have no gaps. Return True if any were
+        missing."""
         missing = [info for info in before if info.partition not in entries]
         if missing and self._old_misses.get(name, 0) + 1 < MISSES_BEFORE_FORGETTING:
             entries.update({info.partition: self._live(info) for info in missing})
@@ -341,13 +347,13 @@ class ResponseMerger:
         )
 
     def _lags(self, known: PartitionInfo, epoch: int, *, same_id: bool) -> bool:
-        """True if the response is older than the known leader (F56 in docs/faults.md).
+        """Return True if the response is older than the known leader (F56 in docs/faults.md).
 
-        - An epoch of -1 means that there is none: the leader is accepted.
-        - With `same_id` the topic is the known one, and its epochs only increase, so a lower one is
+        - An epoch of -1 means that the response has no epoch: its leader is accepted.
+        - With `same_id`, the topic is the known one. Its epochs only increase, so a lower epoch is
           never accepted, as in Java. It comes from a broker that is cut off from the controller.
-          Such a broker leads no partitions, so it may be the least loaded one, which gets every
-          metadata request.
+          Such a broker leads no partitions, so it may be the least loaded broker, to which every
+          metadata request is sent.
         - Without topic ids (Kafka below 2.8), epochs that stay lower may belong to a topic that was
           deleted and created again. Then the known leader is wrong, and requests to it fail.
 
@@ -376,8 +382,8 @@ class ResponseMerger:
         return False
 
     def _live(self, info: PartitionInfo) -> PartitionInfo:
-        """The known partition, without its leader if that is no longer among the brokers (F57 in
-        docs/faults.md)."""
+        """Return the known partition, without its leader if the leader is no longer among the
+        brokers (F57 in docs/faults.md)."""
         if info.leader is not None and info.leader not in self._nodes:
             info = info._replace(leader=None)
         if info.leader is None:
@@ -398,9 +404,9 @@ def _is(left: object, right: object) -> bool:
 
 
 def without_leaders(old: ClusterSnapshot, nodes: Iterable[Node]) -> ClusterSnapshot:
-    """The snapshot after a (re)bootstrap: new nodes, the same topics, no leaders.
+    """Return the snapshot after a (re)bootstrap: new nodes, the same topics, no leaders.
 
-    Java drops the topics too, which blocks every send until the cluster responds; here records are
+    Java drops the topics too, which blocks every send until the cluster responds; here, records are
     still buffered. Leader epochs are dropped, because the addresses may now belong to another
     cluster.
     """

@@ -1,4 +1,5 @@
-"""Decides when the next metadata request is needed and when it is allowed, without I/O and clock.
+"""Decides when the next metadata request is needed and when it is allowed. Uses neither I/O nor a
+clock.
 
 Source: Java `Metadata.timeToNextUpdate`, `timeToAllowUpdate`, `failedUpdate`.
 """
@@ -12,20 +13,22 @@ from typing import Final
 from aiokprod._backoff import ExponentialBackoff
 
 LEAST_PAUSE_S: Final = 0.05
-"""Minimum time between two requests, s, even if retry_backoff_ms is less: at most 20 a second."""
+"""Minimum time between two requests, in seconds, even if retry_backoff_ms is less."""
 
 QUIET_S: Final = 10.0
-"""Responses without changes increase the backoff only if they are closer together than this."""
+"""Responses without changes increase the backoff only if they arrive at shorter intervals than
+this, in seconds."""
 
 
 class UpdateSchedule:
-    """The updates that are needed, and the backoff. Times are seconds of `loop.time()`.
+    """The required updates and the backoff. Times are seconds of `loop.time()`.
 
     Attributes:
-        need_full: metadata of all topics in use must be requested.
-        need_partial: metadata of new topics must be requested.
-        wrong: the metadata is known to be wrong or incomplete. Only then does a response without
-            changes delay the next request, not after a refresh because of the metadata's age.
+        need_full: True if metadata of all topics in use must be requested.
+        need_partial: True if metadata of new topics must be requested.
+        wrong: True if the metadata is known to be wrong or incomplete. Then a response without
+            changes increases the backoff; after a refresh because of the metadata's age, it does
+            not.
         updated_at: time of the last response; None before the first.
     """
 
@@ -62,15 +65,16 @@ class UpdateSchedule:
 
     @property
     def failures(self) -> int:
-        """Consecutive attempts without a usable response."""
+        """Number of consecutive attempts without a usable response."""
         return self._failures
 
     def full_due(self, now: float) -> bool:
-        """True if the next request must be a full one: requested, or due because of its age."""
+        """Return True if the next request must be a full one: it was requested, or is due because
+        of the metadata's age."""
         return self.need_full or self._last_full + self._max_age <= now
 
     def next_at(self, now: float) -> float:
-        """The time at which to send the next request; `now` or earlier means at once."""
+        """Return the time at which to send the next request. `now` or earlier means immediately."""
         wanted = self.need_full or self.need_partial
         due = now if wanted else self._last_full + self._max_age
         return max(due, self._allowed_at)
@@ -82,10 +86,10 @@ class UpdateSchedule:
         self._ended(now, self._failures - 1)
 
     def succeeded(self, now: float, *, full: bool, changed: bool, doubtful: bool = False) -> None:
-        """Schedule the next update after an attempt with a response, which may contain no changes.
+        """Schedule the next update after an attempt with a usable response.
 
         Args:
-            doubtful: the response contradicts the metadata for the first time, and the next
+            doubtful: True if the response contradicts the metadata for the first time, and the next
                 responses decide whether it is accepted. The next request ignores the earlier
                 backoff, but only once per `QUIET_S`, because every response of a stale broker
                 contradicts the metadata.

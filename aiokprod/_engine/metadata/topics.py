@@ -1,4 +1,4 @@
-"""The topics that the producer uses, with the last response about each.
+"""The topics that the producer uses, with the last response for each of them.
 
 Source: Java `ProducerMetadata.topics`, `newTopics`, `retainTopic`.
 """
@@ -26,13 +26,14 @@ CREATION_S: Final = 3.0
 """Seconds within which a topic that brokers create automatically should be in the metadata."""
 
 _BEING_CREATED: Final = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
-"""Codes of a topic that is being created. For a short time, the response to a request that creates
-a topic is the same as if the topic were not created."""
+"""Error codes of a topic that is being created. For a short time, responses have the same code as
+for a topic that does not exist."""
 
 
 @dataclass(slots=True)
 class TopicWait:
-    """The calls that wait for a topic: their number, and the time of the first one."""
+    """The number of calls that wait for a topic, and the time at which the first of them began to
+    wait."""
 
     since: float
     calls: int = 0
@@ -47,7 +48,8 @@ class TrackedTopics:
             not wait for the backoff.
         misses, lower_epochs: see `Merged` (`merge.py`); from the last response.
         contradicted: see `Merged`; from the last full response.
-        refused_ids: topics whose known id a broker did not know, until a response has the topic.
+        refused_ids: topics whose known id a broker has rejected, until a response has the topic
+            without an error.
     """
 
     __slots__ = (
@@ -85,11 +87,12 @@ class TrackedTopics:
         return len(self._expires_at)
 
     def names(self) -> tuple[str, ...]:
-        """All topics in use, in the order of their first use."""
+        """Return all topics in use, in the order of their first use."""
         return tuple(self._expires_at)
 
     def mark_used(self, topic: str, now: float) -> None:
-        """Keep the topic for max_idle from now; call `on_new` if it is new. O(1)."""
+        """Keep the topic in use for `max_idle` seconds from `now`, and call `on_new` if the topic
+        is new. O(1)."""
         is_new = topic not in self._expires_at
         if is_new:
             self.new[topic] = None
@@ -101,13 +104,13 @@ class TrackedTopics:
             self._on_new()
 
     def keep(self, topic: str, now: float) -> None:
-        """Like `mark_used`, for a topic that is in use already."""
+        """Like `mark_used`, but without effect for a topic that is not in use yet."""
         if topic in self._expires_at:
             self._expires_at[topic] = now + self._max_idle
 
     def retain(self, topic: str, now: float) -> bool:
-        """True if the topic is still in use. A topic that has been idle for max_idle seconds is
-        forgotten here, unless no response has contained it yet."""
+        """Return True if the topic is still in use. This method forgets a topic that has been idle
+        for `max_idle` seconds, unless no response has contained it yet."""
         expires_at = self._expires_at.get(topic)
         if expires_at is None:
             return False
@@ -120,13 +123,13 @@ class TrackedTopics:
         return False
 
     def answer(self, topic: str) -> tuple[int, int]:
-        """Generation and error code of the last response that contained the topic; (0, 0) if
-        none."""
+        """Return the generation and error code of the last response that contained the topic, or
+        (0, 0) if there is none."""
         return self._answers.get(topic, (0, 0))
 
     def note_answers(self, answered: Mapping[str, int], generation: int, now: float) -> None:
         """Note the error codes of the topics in a response. An error is logged only if it differs
-        from the topic's last one, and a missing new topic only if it is still missing after
+        from the topic's previous error, and a missing new topic only if it is still missing after
         `CREATION_S`. Topics with the same error are logged in one message."""
         failed: dict[int, list[str]] = {}
         missing: list[str] = []
@@ -150,7 +153,7 @@ class TrackedTopics:
             )  # fmt: skip
 
     def _note_answer(self, topic: str, code: int, generation: int, now: float) -> bool:
-        """True if the error has to be logged."""
+        """Note the error code of one topic. Return True if it must be logged."""
         self.new.pop(topic, None)
         self.fast_retry.discard(topic)
         if not code:
@@ -165,7 +168,7 @@ class TrackedTopics:
 
 
 def _named(topics: list[str]) -> str:
-    """ "topic a", or "topics a, b and 3 more"."""
+    """Return "topic a" or "topics a, b and 3 more"."""
     names = ", ".join(topics[:_NAMED])
     if len(topics) > _NAMED:
         names += f" and {len(topics) - _NAMED} more"

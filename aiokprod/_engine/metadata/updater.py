@@ -1,4 +1,5 @@
-"""The task that requests metadata. It decides synchronously, sends, and waits for an event.
+"""The task that requests metadata. `run_once` decides and sends synchronously; `run` waits for the
+next event.
 
 Source: Java `NetworkClient.DefaultMetadataUpdater`.
 """
@@ -58,7 +59,7 @@ class _Fetch:
         give_up_at: time at which it fails if no node has responded.
         ask_again_at: time at which it is sent to another node if none has responded.
         asked: the nodes to which it was sent.
-        unanswered: number of these that have not responded.
+        unanswered: number of these nodes that have not responded.
         response: the first response, until `run_once` handles it.
     """
 
@@ -75,14 +76,16 @@ class MetadataUpdater:
 
     There is at most one fetch at a time. If its node does not respond for a second, the request is
     also sent to another node (Java waits for request.timeout.ms), and the first response counts. If
-    one of the two fails, or neither responds within request_timeout_ms, a third node takes its
-    place. Connect `client`'s events to `wake` and `on_disconnect`, and run `run()` as a task of the
+    one of the two fails, or neither responds within request_timeout_ms, the request is sent to a
+    third node.
+
+    Connect `client`'s events to `wake` and `on_disconnect`, and run `run()` as a task of the
     producer. Broker and network errors are recorded in `metadata`; an exception from `run` is a bug
     and must fail the producer.
 
     Attributes:
-        awaits_network: a request is due but no connection accepts one: call `wake` when the client
-            makes progress.
+        awaits_network: True if a request is due but no connection accepts one: call `wake` when the
+            client makes progress.
 
     Args:
         clock: `loop.time` of the loop on which `run` will run.
@@ -114,20 +117,20 @@ class MetadataUpdater:
         self._trying_since: float | None = None
         self._nodes: dict[int, Node] = {}
         self._suspects: set[int] = set()  # nodes whose connection was lost since the last response
-        self._failed: set[int] = set()  # nodes that were not reached since the last response
+        self._failed: set[int] = set()  # nodes that could not be reached since the last response
         metadata.on_request(self.wake)
         metadata.on_change(self._follow)
         self._follow(metadata.snapshot)
 
     def wake(self) -> None:
-        """Let `run` continue, because a connection changed or metadata was requested. Calls are
-        cheap, and unnecessary calls do no harm."""
+        """Wake `run`, because a connection changed or metadata was requested. Unnecessary calls are
+        cheap and harmless."""
         self._wake.clear()  # an earlier `set` may have been interrupted before it woke the task
         self._wake.set()
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        """Request metadata after a connection or a connection attempt ended, because they may be
-        stale. Decide whether the node counts as failed and whether waiting calls fail.
+        """Request metadata after a connection or a connection attempt ended, because the metadata
+        may be stale. Decide whether the node counts as failed and whether waiting calls fail.
 
         Source: Java `DefaultMetadataUpdater.handleServerDisconnect`.
         """
@@ -136,8 +139,8 @@ class MetadataUpdater:
         # A node counts as failed only after a failed reconnect: a lost connection alone does not
         # mean that the node is gone.
         if isinstance(error, AuthenticationError):
-            # The node was reached, so it has not failed. A rebootstrap would only contact it before
-            # its backoff is over.
+            # The node was reached, so it has not failed. A rebootstrap would only contact it again
+            # before its backoff has ended.
             self._failed.discard(node_id)
             self._suspects.discard(node_id)
         else:
@@ -156,7 +159,8 @@ class MetadataUpdater:
             and self._client.least_loaded(now) is None
             and not self._all_lost()
         ):
-            # No broker is available, so the update that was due has failed: backoff applies.
+            # No broker is available, so the update that was due has failed, and the backoff
+            # applies.
             metadata.failed(now, error)
         else:
             metadata.note_error(error)
@@ -201,8 +205,8 @@ class MetadataUpdater:
                 self._metadata.plan(now),
                 # The timeout of the request alone is not enough: throttling extends it.
                 give_up_at=now + max(self._trigger, self._request_timeout),
-                # If a slow node is used because the chosen one is still being connected, the chosen
-                # one gets the request too, as soon as it is connected.
+                # If a slow node is used because the chosen node is still being connected, the
+                # request is also sent to the chosen node as soon as it is connected.
                 ask_again_at=now + OVERDUE_AFTER_S if connection.node_id == node_id else now,
             )
             self._send(fetch, connection, now)
@@ -235,16 +239,17 @@ class MetadataUpdater:
         return self._client.least_loaded(now)
 
     def _overdue_at(self) -> float:
-        """The time at which to bootstrap again because there was no response (KIP-1102)."""
+        """Return the time at which to bootstrap again if there is no response before (KIP-1102)."""
         if not self._may_rebootstrap or self._trying_since is None:
             return math.inf
         return self._trying_since + self._trigger
 
     def _all_lost(self) -> bool:
-        """True if no known broker was reached since the last response: bootstrap again (KIP-899).
+        """Return True if no known broker was reached since the last response, so that the client
+        must bootstrap again (KIP-899).
 
-        Java checks whether all of them are in backoff at the same time, which never happens with
-        brokers that take long to refuse a connection.
+        Java checks whether all of them are in backoff at the same time, which never happens if
+        brokers take long to refuse a connection.
         """
         return (
             self._may_rebootstrap
@@ -258,15 +263,16 @@ class MetadataUpdater:
         self._failed.clear()
 
     def _connected(self, node_id: int) -> bool:
-        # Versions are known exactly while a connection is up, even if it is throttled or full.
+        # API versions are known exactly while a connection is open, even if it is throttled or
+        # full.
         return self._client.version_range(node_id, MetadataRequest.api_key) is not None
 
     def _throttled(self, node_id: int, now: float) -> bool:
         return self._connected(node_id) and now < self._client.retry_at(node_id, now) < math.inf
 
     def _next_chance(self, now: float, chosen: int | None) -> float:
-        # A chosen node that cannot send is being connected. Wait until that has ended or takes too
-        # long, even if another node could be dialled earlier.
+        # A chosen node without a usable connection is being connected. Wait until the attempt has
+        # ended or takes too long, even if another node could be dialled earlier.
         nodes = self._nodes if chosen is None else (chosen,)
         at = min((self._client.retry_at(node, now) for node in nodes), default=math.inf)
         if chosen is not None:
@@ -287,9 +293,9 @@ class MetadataUpdater:
     # -- requests ---------------------------------------------------------------------------------
 
     def _askable(self, chosen: int | None, now: float) -> ReadyConnection | None:
-        """A connection for the request: to the chosen node or, while that node is being connected,
-        to another node that accepts requests, even if it is slow to respond. None if the request
-        was already sent to all such nodes."""
+        """Return a connection for the request: to the chosen node or, while that node is being
+        connected, to another node that accepts requests, even if it is slow to respond. Return None
+        if the request was already sent to all such nodes."""
         asked: Container[int] = () if self._fetch is None else self._fetch.asked
         connection = None
         if chosen is not None and chosen not in asked:
@@ -315,7 +321,7 @@ class MetadataUpdater:
         connection.send(request, partial(self._on_done, fetch), now, timeout=self._request_timeout)
 
     def _ask_another(self, fetch: _Fetch, now: float) -> float:
-        """Send the request to another node if it is time for that. Returns the time at which to run
+        """Send the request to another node if this is due. Return the time at which to run
         again."""
         if now < fetch.ask_again_at:
             return fetch.ask_again_at
@@ -325,7 +331,7 @@ class MetadataUpdater:
             fetch.ask_again_at = now + self._request_timeout
             self._claim(frozenset())
             return fetch.ask_again_at
-        # Use a connection as soon as it is opened or accepts a request again.
+        # Use the first connection that is opened or accepts a request again.
         self.awaits_network = True
         self._claim(frozenset(n for n in self._nodes if n not in fetch.asked and self._full(n)))
         return now + OVERDUE_AFTER_S
@@ -344,7 +350,7 @@ class MetadataUpdater:
             return  # the fetch has ended, or another node responded first
         fetch.unanswered -= 1
         if response.error is not None and fetch.unanswered:
-            # The other node may still respond; send the request to a third one as well.
+            # The other node may still respond; send the request to a third node as well.
             fetch.ask_again_at = -math.inf
             self._wake.set()
             return
@@ -389,7 +395,7 @@ class MetadataUpdater:
         if body.error_code:
             return broker_error(body.error_code, f"metadata request to node {node_id}")
         if not body.brokers:
-            # Ask another broker: one that is still starting may not know any brokers yet (F54 in
-            # docs/faults.md).
+            # Request it from another broker: a broker that is still starting may not know any
+            # brokers yet (F54 in docs/faults.md).
             return BrokerError(f"node {node_id} answered with an empty list of brokers")
         return None

@@ -1,1 +1,1 @@
-"""Produce requests: sends batches when they are due, and completes them after the response."""
+"""Sends batches that are due in Produce requests, and completes them after the response."""

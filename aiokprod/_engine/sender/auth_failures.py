@@ -1,9 +1,9 @@
 """Authentication failures of brokers, and the time for which records wait for such a broker.
 
 If a password is wrong, records must not wait for the whole delivery timeout, nor fail after a
-single rejected attempt. So they wait for the connection setup timeout after the first rejection.
-After that, every further rejection fails the records that wait for the broker. In Java, buffered
-records wait for delivery.timeout.ms.
+single rejected attempt. Therefore they wait for the connection setup timeout after the first
+rejection. After that, every further rejection fails the records that wait for the broker. In Java,
+buffered records wait for delivery.timeout.ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuthFailure:
-    """The failure of a broker: times of the first and the latest rejection, and the error."""
+    """The authentication failure of a broker: the times of the first and the latest rejection, and
+    the error."""
 
     since: float
     last: float
@@ -29,7 +30,7 @@ class AuthFailure:
 
 
 class AuthFailures:
-    """The brokers whose latest attempt failed authentication. Times are `loop.time()`.
+    """The brokers whose latest connection attempt failed authentication. Times are `loop.time()`.
 
     Args:
         patience: seconds that records wait (socket_connection_setup_timeout_ms).
@@ -47,7 +48,7 @@ class AuthFailures:
         self.next_check_at = math.inf
 
     def reason(self, node_id: int) -> AuthenticationError | None:
-        """The authentication error of a broker, or None if it has none."""
+        """Return the authentication error of a broker, or None if it has none."""
         refusal = self._by_node.get(node_id)
         return None if refusal is None else refusal.error
 
@@ -60,7 +61,7 @@ class AuthFailures:
                 self._by_all = _continued(self._by_all, error, now)
             self.next_check_at = now
         else:
-            # The broker is unreachable, so the refusal no longer counts: the broker may be
+            # The broker is unreachable, so the rejection no longer counts: the broker may be
             # restarting with a corrected configuration.
             self._by_node.pop(node_id, None)
 
@@ -77,8 +78,9 @@ class AuthFailures:
     def batches_to_fail(
         self, batches: Iterable[ProducerBatch], now: float
     ) -> list[tuple[ProducerBatch, AuthenticationError]]:
-        """The batches that have waited for `patience` seconds, with the error of their broker.
-        Batches of partitions without a leader fail only if no broker accepts the credentials."""
+        """Return the batches that have waited for `patience` seconds, with the error of their
+        broker. Batches of partitions without a leader fail only if no broker accepts the
+        credentials."""
         found = []
         self.next_check_at = math.inf
         for refusal in (self._by_all, *self._by_node.values()):
@@ -102,7 +104,7 @@ class AuthFailures:
         return found
 
     def final_failures(self, now: float) -> dict[int, AuthenticationError]:
-        """The brokers for which no caller should wait any longer."""
+        """Return the brokers for which no caller should wait any longer, with their errors."""
         return {
             node: refusal.error
             for node, refusal in self._by_node.items()
@@ -110,13 +112,14 @@ class AuthFailures:
         }
 
     def final_of_all(self, now: float) -> AuthenticationError | None:
-        """The error, if all brokers have rejected the credentials for so long that callers should
-        not wait."""
+        """Return the error if all brokers have rejected the credentials for so long that no caller
+        should wait any longer, or None."""
         refusal = self._by_all
         return None if refusal is None or not self._is_final(refusal, now) else refusal.error
 
     def _is_final(self, refusal: AuthFailure, now: float) -> bool:
-        """True if the first rejection is older than the patience, and the latest one is not."""
+        """Return True if the first rejection is older than the patience, and the latest one is
+        not."""
         return refusal.since + self._patience <= now <= refusal.last + self._patience
 
 

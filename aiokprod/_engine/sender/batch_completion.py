@@ -54,7 +54,8 @@ _LEADER_HINT_VERSION: Final = 10
 
 
 class BatchCompletion:
-    """Acknowledges stored batches, and carries out what `retry_policy.decide` returns for others.
+    """Acknowledges stored batches, and carries out the decision of `retry_policy.decide` for
+    others.
 
     Attributes:
         acknowledged_at: loop time of the last acknowledgment, None before the first.
@@ -62,7 +63,7 @@ class BatchCompletion:
         failure_log: failed records for which no task was waiting, which are not logged yet.
 
     Args:
-        wakeup: called when the sender has to run again at once.
+        wakeup: called when the sender has to run again immediately.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class BatchCompletion:
     def on_done(
         self, node_id: int, call: ProduceCall, response: ClientResponse, now: float
     ) -> None:
-        """Complete the batches of a request that ended: with a response, without one because
-        acks=0, or with an error."""
+        """Complete the batches of a request that ended with a response, without a response
+        (acks=0), or with an error."""
         if response.error is not None:
             self._on_request_failed(node_id, call, response, response.error, now)
         elif response.body is None:
@@ -121,13 +122,13 @@ class BatchCompletion:
         error: KafkaError,
         now: float,
     ) -> None:
-        """Complete the batches of a request that failed without a response, with an error code of
-        the client.
+        """Complete the batches of a request that failed without a response. The error code is
+        derived from `error`.
 
         Source: Java `Sender.handleProduceResponse`.
         """
         if isinstance(error, ProtocolError) and not response.maybe_written:
-            for batch in call.batches.values():  # a retry could not encode it either
+            for batch in call.batches.values():  # a retry could not be encoded either
                 self.fail(batch, given_up_error(batch, error))
             if isinstance(error, UnsupportedVersion):
                 self._on_fatal(error)
@@ -156,10 +157,10 @@ class BatchCompletion:
 
         Args:
             answer: the partition's part of the response; None if it is missing.
-            moved: the response names a newer leader, which the metadata already has.
+            moved: True if the response names a newer leader, which the metadata already contains.
         """
         if answer is None:
-            batch.note_unknown()  # the broker may have appended it (F64 in docs/faults.md)
+            batch.note_unknown()  # the broker may have appended the batch (F64 in docs/faults.md)
             code = error_code(Code.NETWORK_EXCEPTION)
         else:
             batch.maybe_written = True
@@ -180,7 +181,7 @@ class BatchCompletion:
         response: ClientResponse,
     ) -> frozenset[TopicPartition]:
         """Apply the new leaders that a response has for failed partitions, without a metadata
-        request. Returns the partitions that have a new leader (KIP-951).
+        request. Return the partitions that have a new leader (KIP-951).
 
         Leaders of a topic that was deleted and created again since the request are ignored.
         """
@@ -199,11 +200,12 @@ class BatchCompletion:
         return self._metadata.update_leaders(leaders, nodes)
 
     def _on_stored(self, batch: ProducerBatch, answer: Any) -> None:
-        """Acknowledge a batch that is in the log by the response for its partition."""
+        """Acknowledge a batch that is in the log according to the response for its partition."""
         # For a batch that was already in the log, Kafka returns its highest timestamp as the append
-        # time (Java `UnifiedLog.append`). If that is the timestamp from the producer, the topic
-        # uses CreateTime, and the records keep their own timestamps. That also ends the doubt about
-        # the batch: a late copy may have been appended even after OUT_OF_ORDER_SEQUENCE_NUMBER.
+        # time (Java `UnifiedLog.append`). If this is the timestamp from the producer, the topic
+        # uses CreateTime, and the records keep their own timestamps. The response then also proves
+        # that an earlier copy is in the log. `possibly_appended` is checked, because a late copy
+        # may have been appended even after OUT_OF_ORDER_SEQUENCE_NUMBER has cleared `in_doubt`.
         append_time_ms = answer.log_append_time_ms
         if batch.possibly_appended and append_time_ms == batch.core.max_timestamp:
             append_time_ms = -1
@@ -231,7 +233,7 @@ class BatchCompletion:
         at_once: bool = False,
         cause: KafkaError | None = None,
     ) -> None:
-        """Decide on a batch whose attempt failed."""
+        """Decide what to do with a batch whose attempt failed, and carry out the decision."""
         batch.last_failure = (code.name, cause)
         if code.too_large:
             self._accumulator.growth.disable(batch.queue.topic)
@@ -269,7 +271,7 @@ class BatchCompletion:
     def _retry(
         self, batch: ProducerBatch, code: ErrorCode, node_id: int, now: float, *, at_once: bool
     ) -> None:
-        """Put the batch back, to be sent after a backoff."""
+        """Put the batch back into its queue, to be sent again after a backoff."""
         if next_is_last_attempt(batch.attempts, self._max_retries):
             batch.leader_epoch = -1  # a new leader must not end the backoff of the last attempt
         awaits_markers = code.number == Code.CONCURRENT_TRANSACTIONS
@@ -297,8 +299,8 @@ class BatchCompletion:
         self._accumulator.reenqueue(batch, now, now + delay)
 
     def _has_newer_leader(self, batch: ProducerBatch) -> bool:
-        """True if the metadata has a newer leader than the one to which the batch was sent: a retry
-        does not have to wait."""
+        """Return True if the metadata has a newer leader than the one to which the batch was sent,
+        so that a retry does not have to wait."""
         snapshot, key = self._metadata.snapshot, batch.topic_partition
         newer = batch.leader_changed(snapshot.leader_epoch_of(key))
         return newer and snapshot.leader_of(key) is not None

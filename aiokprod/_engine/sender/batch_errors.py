@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def outcome_of(batch: ProducerBatch) -> Outcome:
-    """The outcome of a batch that is given up now: whether its records can be in the log."""
+    """Return the outcome of a batch that is given up now, which shows whether its records can be in
+    the log."""
     if batch.possibly_appended:
         return Outcome.UNKNOWN
     return Outcome.REJECTED if batch.maybe_written else Outcome.NOT_SENT
@@ -37,8 +38,8 @@ def batch_error(
     text: str | None,
     cause: KafkaError | None = None,
 ) -> KafkaError:
-    """The error of a batch that is not sent again. Its text contains the broker, the number of
-    attempts and a hint.
+    """Return the error of a batch that is not sent again. Its text contains the broker, the number
+    of attempts and a hint.
 
     Args:
         text: the error message in the response, if any.
@@ -70,10 +71,11 @@ def batch_error(
 def record_errors(
     batch: ProducerBatch, answer: Any, error: KafkaError
 ) -> dict[int, KafkaError] | None:
-    """Errors of single records by position (KIP-467), or None if the response has none.
+    """Return the errors of single records by position (KIP-467), or None if the response has none.
 
-    Records that the response names get their own message, the others a message that their batch
-    failed; these are retriable. `answer` is the partition's part of the response, or None.
+    Records that the response names get their own message. The other records get a retriable error
+    with the message that their batch was rejected. `answer` is the partition's part of the
+    response, or None.
     """
     if answer is None or not answer.record_errors:
         return None
@@ -92,19 +94,19 @@ def record_errors(
 
 
 def given_up_error(batch: ProducerBatch, error: KafkaError) -> KafkaError:
-    """A copy of `error` for one batch, with the outcome that its attempts so far allow."""
+    """Return a copy of `error` for one batch, with the outcome that its attempts so far allow."""
     return error.copy().with_(outcome=outcome_of(batch))
 
 
 def delivery_timeout_error(
     batch: ProducerBatch, now: float, network: KafkaError | None, waits_for: str = ""
 ) -> DeliveryTimeout:
-    """The error of a batch whose delivery deadline has passed.
+    """Return the error of a batch whose delivery deadline has passed.
 
     Args:
         network: the reason why the cluster cannot be reached, if known; it is the cause of the
             error of a batch that was never sent.
-        waits_for: a text about what the batch waits for at the moment, if known.
+        waits_for: text that names what the batch is waiting for, if known.
     """
     attempts = batch.attempts
     code, cause = batch.last_failure

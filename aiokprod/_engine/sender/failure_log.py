@@ -1,5 +1,5 @@
-"""Logs records that failed while no task was waiting for them, without a message for each batch in
-an outage."""
+"""Logs records that failed while no task was waiting for them. During an outage, the failures are
+summarised instead of logged for each batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINE_EVERY: Final = 10.0
-"""Seconds between two messages. The first failure is logged at once; later ones are summarised in
-the next message."""
+"""Seconds between two messages. The first failure is logged immediately; later failures are
+summarised in the next message."""
 
 _NAMED: Final = 3
 
@@ -45,7 +45,7 @@ class FailureLog:
         self.flush(now)
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
-        """Log the pending failures if it is time for that or `at_once` is set."""
+        """Log the pending failures if a message is due or `at_once` is set."""
         if not self.pending or not (at_once or now >= self._logged_at + LINE_EVERY):
             return
         names = [str(each) for each in self._partitions]

@@ -24,9 +24,9 @@ _LAST_NAME_VERSION: Final = TOPIC_ID_VERSION - 1
 class ProduceCall:
     """One Produce request to one broker, with at most one batch per partition.
 
-    Calling it with the negotiated version returns the message. Topic ids (v13) are used if all of
-    its topics have one. Each call encodes new batch headers; they are never shared between
-    attempts.
+    Calling the object with the negotiated version returns the message. Topic ids (v13) are used if
+    all topics of the request have an id. Each call encodes new batch headers, which are never
+    shared between attempts.
     """
 
     __slots__ = ("_acks", "_by_topic", "_timeout_ms", "_transactional_id", "batches",
@@ -67,7 +67,7 @@ class ProduceCall:
             self.max_version = min(_LAST_NAME_VERSION, max_version or _LAST_NAME_VERSION)
 
     def __call__(self, version: int) -> ProduceRequest:
-        """The message for a version."""
+        """Return the message for an API version."""
         topics = []
         for topic, group in self._by_topic.items():
             partitions = [PartitionProduceData(b.queue.partition, b.chunks()) for b in group]
@@ -81,7 +81,8 @@ class ProduceCall:
 def partition_responses(
     call: ProduceCall, body: Any, version: int
 ) -> list[tuple[ProducerBatch, Any]]:
-    """Each batch with its part of the response, or None if the response omits the partition.
+    """Return each batch with its part of the response, or with None if the response omits the
+    partition.
 
     Partitions that were not in the request, and repeated entries, are ignored.
     """

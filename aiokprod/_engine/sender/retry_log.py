@@ -1,4 +1,4 @@
-"""Counts retries until they are logged: once per outage, not once per batch."""
+"""Counts retries, so that they are logged once per outage instead of once per batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class RetryLog:
-    """The retries since they were last taken.
+    """The retries since the last call of `take`.
 
     Attributes:
         batches: number of retries by name of the error code.
@@ -27,7 +27,7 @@ class RetryLog:
         self.last: tuple[str, float] | None = None
 
     def note(self, batch: ProducerBatch, code: ErrorCode, node_id: int, now: float) -> None:
-        """Note that an attempt of a batch failed, and that it will be sent again."""
+        """Note that an attempt of a batch failed, and that the batch will be sent again."""
         self.batches[code.name] = self.batches.get(code.name, 0) + 1
         self.topics[batch.queue.topic] = None
         self.last = (f"{batch.topic_partition}: {code.name} from broker {node_id}", now)

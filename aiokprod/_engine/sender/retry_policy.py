@@ -1,12 +1,12 @@
 """Decides what to do with a batch after a response.
 
-The functions have no side effects; `BatchCompletion` carries the decision out. The meaning of an
-error code is in its row in `_errors`; CONTRIBUTING.md has the steps to change what happens after a
-code.
+The functions have no side effects; `BatchCompletion` carries out the decision. The table in
+`_errors` defines the meaning of each error code; CONTRIBUTING.md explains how to change the action
+after a code.
 
-Two cases are not decided here alone: FATAL does nothing for a producer without a producer id
-(`NoProducerId.on_fatal`), and after CONCURRENT_TRANSACTIONS `BatchCompletion._retry` requests the
-short backoff of `retry_delay` (`awaits_markers`), for transactional producers only.
+Two cases also depend on other code. For a producer without a producer id, FATAL fails only the
+batch (`NoProducerId.on_fatal`). After CONCURRENT_TRANSACTIONS, `BatchCompletion._retry` requests
+the short backoff of `retry_delay` (`awaits_markers`) for transactional producers only.
 
 Source: Java `Sender.completeBatch`, `Sender.canRetry`.
 """
@@ -24,24 +24,24 @@ _MARKERS_BACKOFF: Final = 0.02
 because the leader also waits for them before it responds with CONCURRENT_TRANSACTIONS."""
 
 _MARKERS_ATTEMPTS: Final = 5
-"""Number of attempts with that backoff. After them the usual backoff applies."""
+"""Number of attempts with that backoff. After these, the usual backoff applies."""
 
 
 def is_last_attempt(attempts: int, max_retries: int) -> bool:
-    """True if attempt number `attempts` is not followed by another one."""
+    """Return True if no attempt follows attempt number `attempts`."""
     return attempts > max_retries
 
 
 def next_is_last_attempt(attempts: int, max_retries: int) -> bool:
-    """True if at most one attempt follows attempt number `attempts`."""
+    """Return True if at most one attempt follows attempt number `attempts`."""
     return is_last_attempt(attempts + 1, max_retries)
 
 
 class Action(enum.Enum):
     """The action for the batch.
 
-    EXPIRE: fail it, because its delivery deadline has passed. SETTLE_SEQUENCE: only release its
-    sequence, because its records already have an outcome (it expired in flight).
+    EXPIRE fails the batch, because its delivery deadline has passed. SETTLE_SEQUENCE only releases
+    its sequence, because its records already have an outcome (the batch expired in flight).
     """
 
     ACKNOWLEDGE = "acknowledge"
@@ -63,10 +63,10 @@ def decide(
     settled: bool = False,
     expired: bool = False,
 ) -> Action:
-    """The action for a batch of `records` records whose attempt number `attempts` ended with
+    """Return the action for a batch of `records` records whose attempt number `attempts` ended with
     `code`.
 
-    FATAL applies only to producers with sequences; others continue with their next batch.
+    FATAL ends only producers with sequences; other producers continue with their next batch.
 
     Args:
         settled: its records have an outcome.
@@ -98,7 +98,7 @@ def _action(
 def retry_delay(
     backoff: float, *, attempts: int, retries: int, at_once: bool, awaits_markers: bool
 ) -> float:
-    """Seconds until the next attempt.
+    """Return the seconds until the next attempt.
 
     Args:
         backoff: the usual delay.

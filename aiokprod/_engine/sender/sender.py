@@ -49,13 +49,14 @@ class Sender:
     """Drains the accumulator into Produce requests.
 
     Args:
-        loop_lag: gets the times for which the event loop delays the sender.
+        loop_lag: histogram of the times by which the event loop delays the sender.
 
     Attributes:
-        auth_failures: authentication failures of brokers; the network layer reports every
-            connection that is opened or closed to it.
-        on_waiting: called after a pass that leaves batches without an outcome; None for no call.
-        waits_for: returns a text about what a batch waits for, for the error of an expired one.
+        auth_failures: authentication failures of brokers. The network layer reports to it every
+            connection that is opened or closed.
+        on_waiting: called after a pass that leaves batches without an outcome; may be None.
+        waits_for: returns a text that names what a batch is waiting for, for the error of an
+            expired batch.
     """
 
     def __init__(
@@ -142,12 +143,12 @@ class Sender:
             wakeup.close()
 
     def run_once(self, now: float) -> float:
-        """Do everything that is due, once. Returns the loop time at which the next run is due if no
-        event comes first.
+        """Do everything that is due, once. Return the loop time at which the next pass is due if no
+        event occurs first.
 
-        The order of the steps matters: a step may leave work to a later step but never to an
-        earlier one, because nothing would wake the sender for it. Expiry may plan an epoch bump,
-        and a bump may request a producer id.
+        The order of the steps matters: a step may cause work for a later step but never for an
+        earlier one, because nothing would wake the sender for it. For example, expiry may plan an
+        epoch bump, and a bump may request a producer id.
         """
         accumulator = self._accumulator
         if accumulator.emptied:
@@ -191,7 +192,7 @@ class Sender:
 
     def _check_overdue(self, now: float) -> None:
         """Request metadata while brokers are unresponsive, and close the connections to those whose
-        partitions have another leader by now, so that their batches are sent to that leader."""
+        partitions now have another leader, so that their batches are sent to that leader."""
         if self._unresponsive.next_check_at <= now and self._unresponsive.any_overdue(now):
             self._metadata.request_refresh()
         self._leaders_changed = False
@@ -211,12 +212,13 @@ class Sender:
             self._client.give_up(node_id, RequestTimedOut(text))
 
     def on_snapshot(self) -> None:
-        """Let the next `run_once` check for changed leaders, and wake the sender."""
+        """Make the next `run_once` check for changed leaders, and wake the sender."""
         self._leaders_changed = True
         self.wakeup()
 
     def on_cluster_changed(self) -> None:
-        """Have the next pass give up what concerns the previous cluster only."""
+        """Make the next pass give up the producer id and the batches that belong to the previous
+        cluster."""
         self._cluster_changed = True
         self.wakeup()
 
@@ -240,8 +242,8 @@ class Sender:
     # -- requests for the producer state --------------------------------------------------------
 
     def _request_for_state(self, now: float) -> float:
-        """Send the next request of the producer state if one is due. Returns the time at which to
-        call this again if no event comes first."""
+        """Send the next request of the producer state if one is due. Return the time at which to
+        call this again if no event occurs first."""
         source = self._source
         failure = source.fatal_error or source.pending_failure
         if failure is not None:
@@ -253,7 +255,7 @@ class Sender:
             return due_at
         node_id = self._client.least_loaded(now)
         if node_id is None:
-            return math.inf  # the end of a dial, even by the metadata updater, wakes the sender
+            return math.inf  # the end of any connection attempt wakes the sender
         connection = self._client.ready(node_id, now)
         if connection is None:
             return self._client.retry_at(node_id, now)
@@ -272,7 +274,7 @@ class Sender:
     # -- sending --------------------------------------------------------------------------------
 
     def _send_to(self, connection: ReadyConnection, now: float) -> None:
-        """Send requests to a broker until it accepts no more or nothing is due for it."""
+        """Send requests to a broker until it accepts no more, or until no batch is due for it."""
         accumulator, node_id = self._accumulator, connection.node_id
         while True:
             batches = accumulator.drain(node_id, self._max_request_size, self._sequences.may_drain)
@@ -331,11 +333,11 @@ class Sender:
     # -- expiry and failures --------------------------------------------------------------------
 
     def _expire(self, now: float) -> float:
-        """Fail batches whose delivery deadline has passed. Returns the time at which to call this
+        """Fail batches whose delivery deadline has passed. Return the time at which to call this
         again.
 
         The first call that finds such a batch only requests another pass, so that sockets are read
-        first: after the loop was blocked, they may contain a response.
+        first: after the event loop was blocked, they may contain a response.
         """
         accumulator = self._accumulator
         if accumulator.next_expiry() > now:
@@ -351,14 +353,15 @@ class Sender:
             if batch.in_flight:
                 batch.note_unknown(lost=True)
             elif not accumulator.remove(batch) and batch.attempts:
-                batch.note_unknown(lost=True)  # the callback with its response was interrupted
+                batch.note_unknown(lost=True)  # the callback for its response was interrupted
             error = delivery_timeout_error(batch, now, self._metadata.last_error, waits_for)
             self._completion.fail(batch, error)
         return accumulator.next_expiry()
 
     def _fail_refused(self, now: float) -> None:
-        """Fail batches and calls waiting for memory whose broker has refused the credentials for
-        longer than the connection setup timeout."""
+        """Fail the batches of brokers that have rejected the credentials for longer than the
+        connection setup timeout, and the calls that wait for these brokers' shares of the
+        memory."""
         failures = self.auth_failures
         self._accumulator.fail_waiters(failures.final_failures(now), failures.final_of_all(now))
         for batch, error in failures.batches_to_fail(list(self._accumulator.incomplete), now):
@@ -366,8 +369,8 @@ class Sender:
                 self._completion.fail(batch, given_up_error(batch, error))
 
     def fail_all(self, error: KafkaError) -> None:
-        """Fail all batches without an outcome. The error of each batch says whether it may be in
-        the log."""
+        """Fail all batches without an outcome. The error of each batch shows whether the batch may
+        be in the log."""
         self._accumulator.drop_emptied(self._loop.time())
         for batch in list(self._accumulator.incomplete):
             if batch.core.settled:
@@ -375,8 +378,8 @@ class Sender:
                 continue
             queued = self._accumulator.remove(batch)
             if batch.attempts and not queued and batch.state is not DRAINED:
-                # The batch may be in the log: it is in flight, or the callback with its response
-                # was interrupted.
+                # The batch may be in the log: it is in flight, or the callback for its response was
+                # interrupted.
                 batch.note_unknown(lost=True)
             self._completion.fail(batch, given_up_error(batch, error))
 
@@ -384,9 +387,9 @@ class Sender:
         """Fail the batches that are not in flight and have no sequence.
 
         Args:
-            with_sequence: also fail those that have a sequence and are certainly not in the log.
+            with_sequence: also fail batches that have a sequence and are certainly not in the log.
                 This leaves a sequence gap.
-            in_doubt: also fail those that have a sequence and may be in the log.
+            in_doubt: also fail batches that have a sequence and may be in the log.
         """
         for batch in list(self._accumulator.incomplete):
             if batch.in_flight or batch.core.settled:
@@ -397,7 +400,8 @@ class Sender:
             self._completion.fail(batch, given_up_error(batch, error))
 
     def on_batch_compressed(self, batch: ProducerBatch, error: BaseException | None) -> None:
-        """Let a compressed batch be sent, or fail it if its compression failed with `error`."""
+        """Make a compressed batch ready to be sent, or fail it if its compression failed with
+        `error`."""
         if error is not None and not batch.core.settled:
             self._accumulator.remove(batch)
             failure = ProducerFailed(

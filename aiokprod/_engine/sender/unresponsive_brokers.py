@@ -1,6 +1,6 @@
-"""Requests metadata early if a broker or a connection does not respond.
+"""Detects brokers that do not respond, so that the sender requests metadata early.
 
-Connections to a broker that is frozen or cut off are not reset. Until request_timeout_ms or the
+Connections to a broker that hangs or is cut off are not reset. Until request_timeout_ms or the
 connection setup timeout has passed, nothing else would request metadata, and records would wait
 even if another broker has become the leader. Therefore metadata is requested every second while a
 broker does not respond. Java waits for the timeout.
@@ -21,7 +21,8 @@ class UnresponsiveBrokers:
 
     Attributes:
         in_flight: number of Produce requests in flight by broker; brokers without any are absent.
-        connecting: for brokers that have data queued and are being connected, the time since when.
+        connecting: brokers that have queued records and are being connected, each with the time at
+            which this began.
         next_check_at: the time at which a broker may be overdue; inf while no response is awaited.
     """
 
@@ -51,7 +52,7 @@ class UnresponsiveBrokers:
             self.next_check_at = math.inf
 
     def connecting_to(self, node_ids: Collection[int], now: float) -> None:
-        """Note the brokers that have data queued and are being connected; all others can send."""
+        """Set the brokers that have queued records and are being connected."""
         self.connecting = {node_id: self.connecting.get(node_id, now) for node_id in node_ids}
         if self.connecting:
             self.next_check_at = min(self.next_check_at, now + OVERDUE_AFTER_S)
@@ -59,13 +60,13 @@ class UnresponsiveBrokers:
             self.next_check_at = math.inf
 
     def silent_since(self, node_id: int) -> float | None:
-        """The time since which a broker with Produce requests in flight, or to which a connection
-        is being made, has not responded; None if neither is the case. It is in the future while the
-        broker throttles this client."""
+        """Return the time since which a broker has not responded to Produce requests or to a
+        connection attempt, or None if it has neither. The time is in the future while the broker
+        throttles this client."""
         return self._unanswered.get(node_id, self.connecting.get(node_id))
 
     def any_overdue(self, now: float) -> bool:
-        """True if a broker is overdue; sets the time of the next check."""
+        """Return True if a broker is overdue, and set the time of the next check."""
         sinces = [*self._unanswered.values(), *self.connecting.values()]
         late = any(since + OVERDUE_AFTER_S <= now for since in sinces)
         ends = [since + OVERDUE_AFTER_S for since in sinces if since + OVERDUE_AFTER_S > now]
@@ -73,7 +74,7 @@ class UnresponsiveBrokers:
         return late
 
     def overdue_nodes(self, now: float) -> set[int]:
-        """Brokers whose response is overdue."""
+        """Return the brokers whose Produce response is overdue."""
         return {
             node_id for node_id, since in self._unanswered.items() if since + OVERDUE_AFTER_S <= now
         }

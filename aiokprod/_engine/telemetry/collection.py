@@ -1,8 +1,8 @@
 """The producer's metrics under the names of KIP-714.
 
-Where Java has rates, averages and maxima over its sample window, these are those since the last
-push. Averages and maxima without a value in this time are left out. Times are in ms as in Java,
-those with `ns` in the name in ns.
+Rates, averages and maxima cover the time since the last push, not the sample window of Java's
+metrics. Averages and maxima without a value in this time are omitted. Times are in ms, as in Java,
+or in ns if the name contains `ns`.
 
 Source: KIP-714 "Standard producer metrics"; Java `TelemetryMetricNamingConvention`.
 """
@@ -51,7 +51,7 @@ _AVERAGES: Final = {
     "request.latency": ("request_latency_s", _MS),
     "batch.size": ("batch_size_bytes", 1.0),
 }
-"""Histograms that also have a maximum."""
+"""Metrics with an average and a maximum, each with its histogram and scale."""
 _MEANS: Final = {
     "compression.rate": ("compression_ratio", 1.0),
     "records.per.request": ("records_per_request", 1.0),
@@ -83,7 +83,7 @@ class _Window:
         self._total = 0.0
 
     def take(self) -> tuple[float, float] | None:
-        """(average, maximum); None without a value."""
+        """Return (average, maximum), or None if there was no value."""
         count, total = self._histogram.count, self._histogram.total
         added, self._count = count - self._count, count
         sum_added, self._total = total - self._total, total
@@ -106,15 +106,15 @@ class Collection:
         self._before: dict[tuple[str, str], float] = {}
 
     def points(self, requested: Sequence[str], elapsed: float, *, delta: bool) -> list[Point]:
-        """The current values.
+        """Return the current values.
 
         Args:
-            requested: prefixes of names; "" stands for all.
-            elapsed: seconds since the last call, for rates.
-            delta: sums are those since the last call.
+            requested: prefixes of metric names; "" requests all metrics.
+            elapsed: seconds since the last call; rates are calculated from it.
+            delta: True if sums cover only the time since the last call.
         """
         prefixes = tuple(requested)
-        # All points are made, including those that are not requested, so that each begins a new
+        # Create all points, including those that are not requested, so that each begins a new
         # window.
         made = [
             point._replace(name=PREFIX + point.name)
@@ -176,7 +176,7 @@ class Collection:
 
     def _sum(self, delta: bool, name: str, value: float, attributes: Any = None) -> Point:
         topic = attributes["topic"] if attributes else ""
-        since = self._since(name, topic, value)  # always, because a later call may need it
+        since = self._since(name, topic, value)  # call it always, because a later call may need it
         return Point(name, float(since if delta else value), True, attributes or {})
 
     def _since(self, name: str, topic: str, value: float) -> float:

@@ -1,8 +1,8 @@
 """Pushes the producer's metrics to the brokers that subscribe to them (KIP-714).
 
-It gets the subscription from a broker and pushes the metrics at the interval in the response. There
-is no task: timers and responses call its methods. It uses only open connections. All broker errors
-concern only telemetry, so they are logged at DEBUG.
+The pusher requests the subscription from a broker, and pushes the metrics at the interval in the
+response. There is no task: timers and responses call its methods. It uses only open connections.
+All broker errors concern only telemetry, so they are logged at DEBUG.
 
 Source: Java `ClientTelemetryReporter`, `ClientTelemetryUtils`.
 """
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 API_KEY: Final = 71
-"""GetTelemetrySubscriptions. Brokers offer it only if a plug-in receives the metrics."""
+"""API key of GetTelemetrySubscriptions. Brokers support it only if a plug-in receives the
+metrics."""
 
 DEFAULT_INTERVAL_S: Final = 300.0
-"""Time between two attempts as long as no broker has given an interval."""
+"""Seconds between two attempts until a broker has returned an interval."""
 
 LEAST_INTERVAL_S: Final = 0.1
 
@@ -49,7 +50,7 @@ _AT_ONCE: Final = frozenset({Code.UNKNOWN_SUBSCRIPTION_ID, Code.UNSUPPORTED_COMP
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """The subscription of a broker; see `GetTelemetrySubscriptionsResponse`. The interval is in
-    s."""
+    seconds."""
 
     id: int
     codecs: tuple[int, ...]
@@ -60,17 +61,17 @@ class Subscription:
 
 
 class TelemetryPusher:
-    """The telemetry of one producer, on its loop.
+    """Pushes the metrics of one producer, on the producer's event loop.
 
     Args:
         nodes: returns the ids of the brokers that are known now.
-        unix_ms: the wall clock.
-        resource: attributes of the client in every push.
+        unix_ms: returns the wall-clock time in ms.
+        resource: attributes of the client, contained in every push.
 
     Attributes:
-        waiting: a request is due, but no connection accepts one: call `wake` when the client makes
-            progress.
-        ended: nothing more will be sent.
+        waiting: True if a request is due, but no connection accepts one: call `wake` when the
+            client makes progress.
+        ended: True if nothing more will be sent.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class TelemetryPusher:
         self._stop_timer()
 
     def terminate(self) -> asyncio.Future[None] | None:
-        """Push the last values if there is a subscription and a connection, then end.
+        """Push the last values if there is a subscription and a connection, then stop.
 
         Returns:
             A future that is done when the push has ended; None if nothing is sent.
@@ -163,7 +164,7 @@ class TelemetryPusher:
     # -- sending ----------------------------------------------------------------------------------
 
     def _connection(self) -> ReadyConnection | None:
-        """An open connection to a random broker that supports telemetry."""
+        """Return an open connection to a random broker that supports telemetry, or None."""
         now = self._loop.time()
         able = [
             node
@@ -232,8 +233,8 @@ class TelemetryPusher:
         )  # fmt: skip
 
     def _compressed(self, metrics: bytes, subscription: Subscription) -> tuple[int, bytes]:
-        """(codec id, data), compressed with the first accepted codec that is installed and was not
-        rejected."""
+        """Return the codec id and the data, compressed with the first accepted codec that is
+        installed and was not rejected; (0, metrics) if there is none."""
         for codec_id in subscription.codecs:
             if codec_id and codec_id not in self._refused_codecs:
                 try:
@@ -258,7 +259,7 @@ class TelemetryPusher:
         self._interval = max(interval, LEAST_INTERVAL_S) if interval > 0 else DEFAULT_INTERVAL_S
         requested = tuple(body.requested_metrics)
         if not requested:
-            self._after(self._interval)  # ask again then: there may be a subscription
+            self._after(self._interval)  # request it again then: there may be a subscription
             return
         self._subscription = Subscription(
             body.subscription_id, tuple(body.accepted_compression_types), self._interval,
