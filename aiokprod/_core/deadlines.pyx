@@ -5,7 +5,7 @@ A loop timer for each record, which is cancelled when the record has its outcome
 than the record. Therefore deadlines are rounded up to a multiple of a step, and all records with
 the same rounded deadline share a timer. The step is a power of two of at most 1/128 of the timeout,
 so a wait ends at most 0.8 % of its timeout late and never early. Records with an outcome are
-removed from time to time, so that at most about half of the stored records have an outcome.
+removed whenever the number of stored records has doubled.
 """
 
 from libc.math cimport INFINITY, ceil, frexp, ldexp
