@@ -785,7 +785,7 @@ cdef class Delivery:
         return 0
 
     cdef bint has_outcome(self) except -1:
-        """Return True if the record's outcome is known, False if only the wait was cancelled."""
+        """Return True if the record's outcome is known, not if only the wait was cancelled."""
         cdef int32_t index = self.index
         return self.is_withdrawn or self.core.locate(&index).state >= S_ACKNOWLEDGED
 

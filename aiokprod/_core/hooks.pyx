@@ -126,9 +126,9 @@ cdef class HookCalls:
     - `failed(plugin, method, error)`: logs an exception;
     - `check_headers(headers)`: raises if the headers are not valid.
 
-    If `on_send` or `on_append` raises an exception that is not an Exception (KeyboardInterrupt),
-    the caller receives it, and the record is refused. If a method that reports an outcome raises
-    such an exception, the loop's exception handler receives it, and reporting continues.
+    If `on_send` or `on_append` raises a BaseException such as KeyboardInterrupt, the exception is
+    raised to the caller, and the record is refused. If a method that receives an outcome raises
+    one, the exception is passed to the loop's exception handler, and reporting continues.
 
     Attributes:
         loop: the producer's loop once the producer has started, else None.

@@ -32,7 +32,7 @@ cdef class Reservation:
 
     Attributes:
         delivery: the handle of the record, None until the record is in a batch.
-        on_delivery: the callback that the append also registers with the handle, or None.
+        on_delivery: the callback that the append registers with the handle, or None.
     """
 
     def __cinit__(self, MemoryBudget budget not None):

@@ -50,8 +50,7 @@ cdef class YieldQueue:
         return self.since_check >= CHECK_EVERY or self.overrun
 
     cdef inline bint must_wait(self) except -1:
-        """Return True if a task for which `must_yield` was true still has to wait when it awaits.
-        """
+        """Return True if a task that has to yield (`must_yield`) still has to when it awaits."""
         return self.pass_open and (self.overrun or self.line)
 
     cdef inline void resumed(self) noexcept:
