@@ -132,7 +132,7 @@ cdef inline bint is_valid(const uint8_t* validity, int64_t i) noexcept nogil:
 
 
 cdef inline int32_t load32(const char* p) noexcept nogil:
-    # Arrow recommends aligned buffers but does not require them.
+    # memcpy, because Arrow recommends aligned buffers but does not require them.
     cdef int32_t x
     memcpy(&x, p, 4)
     return x

@@ -25,7 +25,7 @@ cdef class _Timer:
     cdef Deadlines owner
     cdef double time
     cdef list deliveries
-    cdef Py_ssize_t limit      # length of `deliveries` at which those with an outcome are removed
+    cdef Py_ssize_t limit      # length of `deliveries` at which completed deliveries are removed
     cdef Py_ssize_t next       # index of the next delivery to expire
     cdef object handle
 

@@ -45,7 +45,7 @@ cdef class HookedRecord:
     cdef public object headers
     cdef readonly Py_ssize_t interceptors_called
     cdef readonly Py_ssize_t plugins_called
-    cdef list tokens          # one entry per plug-in, None without a token; or None
+    cdef list tokens          # a token or None for each plug-in; None without tokens
 
 
 cdef class SentRecord:

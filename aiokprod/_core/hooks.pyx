@@ -128,7 +128,7 @@ cdef class HookCalls:
 
     If `on_send` or `on_append` raises a BaseException such as KeyboardInterrupt, the exception is
     raised to the caller, and the record is refused. If a method that receives an outcome raises
-    one, the exception is passed to the loop's exception handler, and reporting continues.
+    such an exception, it is passed to the loop's exception handler, and reporting continues.
 
     Attributes:
         loop: the producer's loop once the producer has started, else None.
@@ -277,7 +277,7 @@ cdef class HookCalls:
                     self.acknowledge(metadata, None, sent.headers, core.loop)
                 else:
                     self.acknowledge(None, core.error_of(<int32_t>index), sent.headers, core.loop)
-            except BaseException as error:  # no memory
+            except BaseException as error:  # for example a MemoryError
                 interrupted(core.loop, "an interceptor", error)
         return 0
 

@@ -156,7 +156,7 @@ class Lz4(Codec):
     codec_id = 3
 
     _FAST: ClassVar[int] = 0
-    _JAVA_DEFAULT: ClassVar[int] = 9  # stands for the fast compressor in Java's client
+    _JAVA_DEFAULT: ClassVar[int] = 9  # for this level, Java's client uses the fast compressor
 
     def __init__(self, level: int | None = None) -> None:
         super().__init__(level)
