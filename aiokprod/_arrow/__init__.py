@@ -1,1 +1,1 @@
-"""Tables of the Arrow C data interface as rows of records, compiled."""
+"""Compiled code that sends the rows of Arrow tables (Arrow C data interface) as records."""

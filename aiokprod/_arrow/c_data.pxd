@@ -1,8 +1,8 @@
-# The Arrow C data interface, and cells of columns as inline C.
+# The structures of the Arrow C data interface, and inline C functions that read cells of columns.
 #
 # Source: Arrow "C data interface", "C stream interface" and "PyCapsule interface"; layouts from
-# "Arrow columnar format". The interface does not transmit the sizes of buffers: offsets are
-# trusted, unless they decrease or the buffer is missing.
+# "Arrow columnar format". The interface does not transmit the sizes of buffers, so offsets are
+# trusted unless they decrease or the buffer is missing.
 
 from libc.stdint cimport (
     int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
@@ -48,7 +48,7 @@ cdef enum:
     OFFSETS64 = 2
     FIXED = 3
     VIEW = 4
-    # Results for a cell other than its size.
+    # Results of `bytes_cell` that are not the size of a cell.
     NULL_CELL = -1
     BAD_CELL = -2
 
@@ -60,17 +60,17 @@ cdef struct IntColumn:
 
 cdef struct BytesColumn:
     int kind
-    const char* plain           # offsets from row 0 on; NULL unless 32-bit, without nulls
+    const char* plain           # offsets from row 0; NULL unless 32-bit, no nulls, no dictionary
     const uint8_t* validity
-    int64_t offset              # of row 0, in cells
-    const char* offsets         # or the views
+    int64_t offset              # position of row 0, in cells
+    const char* offsets         # offsets or views
     const char* data
-    int64_t width               # of fixed-size cells
-    const char** blocks         # of views
+    int64_t width               # size of fixed-size cells
+    const char** blocks         # data buffers of views
     const int64_t* block_sizes
     int64_t block_count
-    IntColumn indices           # into the cells, if it is dictionary-encoded
-    int64_t length              # of the dictionary
+    IntColumn indices           # into the dictionary, if the column has one
+    int64_t length              # length of the dictionary
 
 cdef struct ListColumn:
     int kind
@@ -132,7 +132,7 @@ cdef inline bint is_valid(const uint8_t* validity, int64_t i) noexcept nogil:
 
 
 cdef inline int32_t load32(const char* p) noexcept nogil:
-    # Arrow recommends aligned buffers but does not require them.
+    # memcpy, because Arrow recommends aligned buffers but does not require them.
     cdef int32_t x
     memcpy(&x, p, 4)
     return x
@@ -145,7 +145,8 @@ cdef inline int64_t load64(const char* p) noexcept nogil:
 
 
 cdef inline bint int_cell(const IntColumn* column, int64_t row, int64_t* out) noexcept nogil:
-    """False if the cell is null; unsigned 64-bit numbers above 2⁶³-1 become negative."""
+    """Read an integer. Return False if the cell is null. Unsigned 64-bit numbers above 2⁶³-1 become
+    negative."""
     cdef const char* p = column.data
     cdef int16_t x
     cdef int kind = column.kind
@@ -172,7 +173,8 @@ cdef inline bint int_cell(const IntColumn* column, int64_t row, int64_t* out) no
 
 cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
                                const char** data) noexcept nogil:
-    """Size and address of the cell; NULL_CELL, or BAD_CELL if the table is damaged at the cell."""
+    """Return the size of a cell and store its address in `data`. Return NULL_CELL if the cell is
+    null, or BAD_CELL if the table is damaged at the cell."""
     cdef int kind = column.kind
     cdef int64_t start, size, block
     if column.plain is not NULL:
@@ -196,7 +198,7 @@ cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
     elif kind == OFFSETS64:
         start = load64(column.offsets + 8 * row)
         size = load64(column.offsets + 8 * row + 8)
-        if start < 0 or size < start:  # before the difference, which may not fit
+        if start < 0 or size < start:  # checked before a subtraction that may overflow
             return BAD_CELL
         size -= start
     elif kind == FIXED:
@@ -223,7 +225,7 @@ cdef inline int64_t bytes_cell(const BytesColumn* column, int64_t row,
 
 
 cdef inline bint is_utf8(const char* text, int64_t size) noexcept nogil:
-    """True if `bytes.decode` accepts the text. Source: Unicode Standard, table 3-7."""
+    """Return True if `bytes.decode` accepts the text. Source: Unicode Standard, table 3-7."""
     cdef const uint8_t* p = <const uint8_t*>text
     cdef const uint8_t* end = p + size
     cdef uint8_t lead, least, most
@@ -254,7 +256,8 @@ cdef inline bint is_utf8(const char* text, int64_t size) noexcept nogil:
 
 cdef inline bint list_cell(const ListColumn* column, int64_t row, int64_t* start,
                            int64_t* stop) noexcept nogil:
-    """The entries of a row, or none if it is null; False if the table is damaged at the row."""
+    """Store the range of a row's entries, which is empty if the row is null. Return False if the
+    table is damaged at the row."""
     start[0] = stop[0] = 0
     row += column.offset
     if column.kind == ABSENT or not is_valid(column.validity, row):
@@ -270,8 +273,8 @@ cdef inline bint list_cell(const ListColumn* column, int64_t row, int64_t* start
 
 cdef inline bint time_cell(const IntColumn* column, int64_t multiplier, int64_t divisor,
                            int64_t row, int64_t* out) noexcept nogil:
-    """Milliseconds, rounded down; False if the cell is null. A time out of range becomes
-    negative."""
+    """Read a time in milliseconds, rounded down. Return False if the cell is null. A time out of
+    range becomes negative."""
     cdef int64_t x
     if not int_cell(column, row, &x):
         return False

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""Imports tables of other libraries by the Arrow C data interface, without importing a library.
+"""Imports tables through the Arrow C data interface, without importing the exporting library.
 
-`open_table` takes the capsules of an object; `Stream.next` returns its record batches as `Chunk`s,
-which a `Layout` binds to the columns of a record. A chunk owns its memory and releases it exactly
-once: when it is closed or deallocated.
+`open_table` takes the capsules of an object. `Stream.next` returns the record batches as `Chunk`s.
+A `Layout` assigns their columns to the parts of a record. A chunk owns its memory and releases it
+exactly once: when it is closed or deallocated.
 
 Source: Arrow "C data interface", "C stream interface", "PyCapsule interface".
 """
@@ -28,16 +28,16 @@ cdef enum:
     MAX_DEPTH = 32
     MAX_CHILDREN = 1 << 16
 
-cdef int64_t MAX_BYTES = 1 << 62  # of a buffer, so that positions fit into 64 bits
+cdef int64_t MAX_BYTES = 1 << 62  # limit for a buffer, so that positions fit into 64 bits
 
-# Format → (kind, number of buffers; -1: not fixed) of columns of bytes and text.
+# Columns of bytes or text: format → (kind, number of buffers, or -1 if not fixed).
 _BYTES_KINDS = {
     "z": (OFFSETS32, 3), "u": (OFFSETS32, 3), "Z": (OFFSETS64, 3), "U": (OFFSETS64, 3),
     "vz": (VIEW, -1), "vu": (VIEW, -1),
 }
-# Format → width in bytes, negative if signed.
+# Columns of integers: format → width in bytes, negative if signed.
 _INT_KINDS = {"c": -1, "C": 1, "s": -2, "S": 2, "i": -4, "I": 4, "l": -8, "L": 8}
-# Unit of a timestamp → (factor, divisor) to milliseconds.
+# Columns of timestamps: start of the format → (factor, divisor) to convert to milliseconds.
 _UNITS = {"tss:": (1000, 1), "tsm:": (1, 1), "tsu:": (1, 1000), "tsn:": (1, 1000000)}
 _TEXT = ("u", "U", "vu")
 
@@ -47,15 +47,15 @@ class ArrowImportError(ValueError):
 
 
 class InvalidRow(ValueError):
-    """A row cannot be sent as a record. The text contains the reason, but not the content."""
+    """A row cannot be sent as a record. The message contains the reason, but not the content."""
 
 
 class ArrowStreamError(Exception):
-    """The library that exports a stream reported an error; the text is from that library."""
+    """The library that exports a stream reported an error. The message is from that library."""
 
 
 cdef class Field:
-    """The type of a column: Arrow's format string, its children, the type of its dictionary."""
+    """The type of a column: Arrow's format string, the children and the type of the dictionary."""
 
     def __init__(self, str name not None, str format not None, children=(), Field dictionary=None):
         self.name = name
@@ -82,8 +82,8 @@ cdef class Field:
 
     @property
     def has_indices(self):
-        """True if it is dictionary-encoded once, by integers. Other indices could not be checked
-        against the bounds of the dictionary."""
+        """True if the column is dictionary-encoded by integers and its dictionary is not encoded
+        again. Other indices could not be checked against the bounds of the dictionary."""
         return self.format in _INT_KINDS and self.dictionary is not None and \
             self.dictionary.dictionary is None
 
@@ -102,18 +102,19 @@ cdef class Field:
 
     @property
     def is_headers(self):
-        """True for a list of structs of text `key` and bytes `value`, in any order, or a map."""
+        """True for a map, or a list of structs of `key` (text) and `value` (bytes) in any order."""
         return self.header_columns() is not None
 
     @property
     def fixed_width(self):
-        """Bytes of each cell of a fixed-size binary column; -1 for other types."""
+        """Size in bytes of the cells of a fixed-size binary column; -1 for other types."""
         if self.format[:2] == "w:" and self.format[2:].isdecimal():
             return int(self.format[2:])
         return -1
 
     def header_columns(self):
-        """Positions of (key, value) in the entries; None if it holds no headers."""
+        """Return the positions of (key, value) in the entries, or None if the column does not
+        contain headers."""
         if self.format not in ("+l", "+L", "+m") or self.dictionary is not None:
             return None
         if len(self.children) != 1:
@@ -139,7 +140,7 @@ cdef class Field:
 
 
 cdef Field field_of(ArrowSchema* schema, int depth):
-    """A `Field` made from a schema, to which no reference is kept."""
+    """Return a `Field` for a schema. It keeps no reference to the schema."""
     cdef int64_t i
     cdef list children = []
     if depth > MAX_DEPTH:
@@ -160,7 +161,7 @@ cdef Field field_of(ArrowSchema* schema, int depth):
 
 
 cdef Field take_schema(ArrowSchema* schema):
-    """A `Field` made from a schema, which is released."""
+    """Return a `Field` for a schema, and release the schema."""
     try:
         return field_of(schema, 0)
     finally:
@@ -170,12 +171,12 @@ cdef Field take_schema(ArrowSchema* schema):
 
 
 cdef class Layout:
-    """The position of the column for each part of a record; -1 if there is none.
+    """The position of the column for each part of a record, or -1 if there is no column.
 
-    The caller has checked that the types fit (`Field.is_bytes` and so on).
+    Raises ValueError if a column does not exist or its type does not fit.
 
     Args:
-        decode_key, decode_value: `Chunk.row` returns str instead of bytes.
+        decode_key, decode_value: whether `Chunk.row` returns str instead of bytes.
     """
 
     def __init__(self, Field schema not None, *, int key=-1, int value=-1, int headers=-1,
@@ -220,7 +221,7 @@ cdef class Layout:
 
 
 cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length) except -1:
-    """Raise if the shape of an array does not match its type, or it is shorter than `length`."""
+    """Raise if an array does not have the shape of its type or is shorter than `length`."""
     cdef int64_t children = len(field.children)
     if array is NULL or array.release is NULL:
         raise ArrowImportError(f"column {field.name!r} is missing or was released before")
@@ -239,7 +240,7 @@ cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length)
 
 
 cdef int check_extent(ArrowArray* array, Field field, int64_t width) except -1:
-    """Raise if the position of the last cell, of `width` bytes, does not fit into 64 bits."""
+    """Raise if the position of the last of the cells, of `width` bytes each, exceeds 64 bits."""
     if array.length > MAX_BYTES or array.offset > MAX_BYTES // max(1, width) - array.length:
         raise ArrowImportError(
             f"column {field.name!r} has {array.length} rows from {array.offset}: no memory can "
@@ -349,8 +350,8 @@ cdef class Chunk:
         self.release()
 
     cdef int release(self) noexcept:
-        # The array is moved first: the release callback may be Python code, in which this chunk may
-        # be closed again, even by another thread.
+        # The array is moved first, because the release callback may run Python code that closes
+        # this chunk again, even in another thread.
         cdef ArrowArray array = self.array
         self.array.release = NULL
         self.layout = None
@@ -401,8 +402,8 @@ cdef class Chunk:
         self.layout = layout
 
     cpdef tuple row(self, Py_ssize_t i):
-        """(topic, value, key, partition, timestamp_ms, headers) of one row, as Python objects; None
-        for null cells and for columns that do not exist.
+        """Return (topic, value, key, partition, timestamp_ms, headers) of one row as Python
+        objects, with None for null cells and missing columns.
 
         Raises InvalidRow if the row cannot be a record.
         """
@@ -489,8 +490,8 @@ cdef object text_of(const BytesColumn* column, int64_t row, str what):
 cdef class Stream:
     """The record batches of one table, one after another.
 
-    `next` may run in another thread, one call at a time. Closing while it runs takes effect when
-    it returns.
+    `next` may run in another thread, one call at a time. If `close` is called while `next` runs, it
+    takes effect when `next` returns.
     """
     cdef readonly Field schema
     cdef ArrowArrayStream stream
@@ -503,7 +504,7 @@ cdef class Stream:
         self.release()
 
     cdef int release(self) noexcept:
-        # The stream is moved first, for the reason in `Chunk.release`.
+        # The stream is moved first, for the same reason as in `Chunk.release`.
         cdef ArrowArrayStream stream = self.stream
         self.stream.release = NULL
         if stream.release is not NULL:
@@ -512,9 +513,10 @@ cdef class Stream:
         return 0
 
     def next(self):
-        """The next chunk, None at the end. Blocks while the exporting library computes it.
+        """Return the next chunk, or None at the end. Blocks while the exporting library computes
+        the chunk.
 
-        Raises ArrowStreamError with the text of that library.
+        Raises ArrowStreamError with the message of that library.
         """
         cdef Chunk chunk = self.single
         cdef ArrowArrayStream* stream = &self.stream
@@ -562,7 +564,7 @@ cdef class Stream:
         return 0
 
     def close(self):
-        """Release the stream; chunks that it has returned stay valid. Idempotent."""
+        """Release the stream. Chunks that it has returned stay valid. Idempotent."""
         self.closed = True
         if self.single is not None:
             self.single.release()
@@ -572,20 +574,20 @@ cdef class Stream:
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """Raise an error instead of creating an instance. Other modules and subclasses find this
+    """Raise an error instead of creating an instance. Other modules and subclasses call this
     function as `tp_new`; this module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "chunks and streams come from open_table")
     return NULL
 
 
 (<PyTypeObject*>Chunk).tp_new = refuse_new
-(<PyTypeObject*>Chunk).tp_vectorcall = NULL  # Cython's function would not call `refuse_new`
+(<PyTypeObject*>Chunk).tp_vectorcall = NULL  # Cython's function would bypass `refuse_new`
 (<PyTypeObject*>Stream).tp_new = refuse_new
-(<PyTypeObject*>Stream).tp_vectorcall = NULL  # Cython's function would not call `refuse_new`
+(<PyTypeObject*>Stream).tp_vectorcall = NULL  # Cython's function would bypass `refuse_new`
 
 
 cdef Chunk checked(Chunk chunk):
-    """The chunk, after a check of its number of rows."""
+    """Check the number of rows of a chunk and return the chunk."""
     cdef int64_t length = chunk.array.length
     if length < 0 or chunk.array.offset < 0 or chunk.array.offset > PY_SSIZE_T_MAX - length:
         chunk.release()
@@ -595,10 +597,11 @@ cdef Chunk checked(Chunk chunk):
 
 
 def open_table(table):
-    """A `Stream` of the record batches of an object that exports them.
+    """Return a `Stream` of the record batches of an object that exports them.
 
-    May block: some libraries compute at this point. Raises TypeError if the object has neither
-    method, ArrowImportError if the result does not conform to the interface.
+    May block, because some libraries compute the table at this point. Raises TypeError if the
+    object has neither `__arrow_c_array__` nor `__arrow_c_stream__`, and ArrowImportError if the
+    result does not conform to the interface.
     """
     export = getattr(type(table), "__arrow_c_array__", None)
     if export is not None:
@@ -611,7 +614,7 @@ def open_table(table):
 
 
 def exports_array(table):
-    """True if the object is one record batch, or False if it is a stream of them.
+    """Return True if the object is one record batch, or False if it is a stream of record batches.
 
     Raises TypeError if it is neither.
     """

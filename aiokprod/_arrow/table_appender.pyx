@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
 """Encodes rows of Arrow tables into open batches, without a Python object per row.
 
-The row loop takes the steps of the append path (`_core/append.pxd`), but reads Arrow buffers
-instead of Python objects. It stops at a row that needs a decision, which is left to the caller. It
-holds the GIL: releasing and acquiring it for every batch would cost more than other threads gain.
+The row loop follows the steps of the append path (`_core/append.pxd`), but reads Arrow buffers
+instead of Python objects. It stops at a row that needs the slow path, which the caller takes. It
+holds the GIL, because releasing and acquiring the GIL for every batch would cost more than other
+threads gain.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`; Arrow columnar format.
 """
@@ -33,7 +34,7 @@ from aiokprod._core.varint cimport int32_t, int64_t, uint32_t, write_varint
 
 cdef enum:
     CHECK_BYTES = 1 << 18  # bytes between two reads of the clock
-    RECENT = 64            # topics found without a dict lookup
+    RECENT = 64            # most topics that are found without a dict lookup
 
 cdef struct Row:
     Record record
@@ -50,7 +51,7 @@ cdef class Route:
 cdef class TableAppender:
     """Appends the rows of one table to batches.
 
-    `tracker` notes the batch and index of each row, in the order of the rows.
+    `tracker` stores the batch and index of each row, in the order of the rows.
     """
     cdef Appender appender
     cdef BulkTracker tracker
@@ -63,11 +64,12 @@ cdef class TableAppender:
         self.routes = {}
 
     def append(self, Chunk chunk not None, TopicSlot topic, Py_ssize_t start):
-        """Append rows, beginning with number `start`, until all are appended, the memory is used up
-        or the time slice is over.
+        """Append rows, beginning with row `start`, until all are appended, the memory is used up or
+        the time slice has expired.
 
-        If `topic` is None, each row goes to the topic in the topic column. Returns the first row
-        that was not appended: it has to wait for memory or the next slice, or needs the slow path.
+        If `topic` is None, each row goes to the topic in the topic column. Returns the position of
+        the first row that was not appended. That row has to wait for memory or the next slice, or
+        needs the slow path.
         """
         if chunk.layout is None:
             raise ValueError("the chunk is closed, or not bound to a layout")
@@ -79,17 +81,17 @@ cdef class TableAppender:
             return start
         if not self.appender.yield_queue.pass_open:
             self.appender.open_pass()
-        # Topics may have been added and removed since the last slice.
+        # Topics may have been added or removed since the last slice.
         self.routes.clear()
         memset(self.recent, 0, sizeof(self.recent))
         return self.run(chunk, topic, start)
 
     def append_objects(self, Chunk chunk not None, str topic, Py_ssize_t start):
-        """Like `append`, but each row becomes Python objects and is appended like a single record,
-        whose key and value are converted by the serializers.
+        """Like `append`, but convert each row to Python objects and append it like a single record,
+        whose key and value the serializers convert.
 
-        Returns what `Appender.try_append` returns for the first row that was not appended; None at
-        the end, and at a row that cannot be a record.
+        Returns the result of `Appender.try_append` for the first row that was not appended. Returns
+        None after the last row, at the end of the time slice, and at a row that cannot be a record.
         """
         cdef Py_ssize_t i = start
         cdef tuple row
@@ -112,7 +114,7 @@ cdef class TableAppender:
             if result is not True:
                 return result
             i += 1
-            # A serializer can take any time: read the clock after each call.
+            # Read the clock after each row, because serializers may take any time.
             if self.appender.yield_queue.slice_over():
                 break
         return None
@@ -179,7 +181,7 @@ cdef class TableAppender:
         return i
 
     cdef TopicSlot topic_of(self, Chunk chunk, Py_ssize_t row):
-        """The topic of a row, or None if it needs the slow path."""
+        """Return the topic of a row, or None if the row needs the slow path."""
         cdef const char* name
         cdef PyObject* found
         cdef Route route
@@ -208,8 +210,8 @@ cdef class TableAppender:
 
 
 cdef inline bint read_row(Chunk chunk, Py_ssize_t i, Row* row) noexcept:
-    """Read a row; False if it needs the slow path. `row` keeps its timestamp if the row has
-    none."""
+    """Read a row of the table into `row`. Return False if it needs the slow path. A row without a
+    timestamp leaves the timestamp in `row` unchanged."""
     cdef ListColumn* headers = &chunk.headers
     cdef Record* record = &row.record
     cdef const char* data
@@ -246,10 +248,10 @@ cdef inline bint read_row(Chunk chunk, Py_ssize_t i, Row* row) noexcept:
 
 cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t end,
                            uint32_t* hashes) noexcept:
-    """Hashes of the keys that are bytes. That of row i is at `i - end` modulo BLOCK.
+    """Hash the keys that are not null. The hash of row i is stored at index `i - end` modulo BLOCK.
 
-    A separate loop because one hash is a chain of multiplications: only independent ones can run in
-    parallel.
+    The loop is separate because each hash is a chain of dependent multiplications: the CPU can
+    compute only independent hashes in parallel.
     """
     cdef Py_ssize_t i
     cdef int64_t size
@@ -264,10 +266,10 @@ cdef inline void hash_keys(const BytesColumn* keys, Py_ssize_t row, Py_ssize_t e
 
 cdef inline Py_ssize_t write_row(PyObject* held, Chunk chunk, const Row* row,
                                  int prefix) noexcept:
-    """Encode one record into a batch with room for it; its size.
+    """Encode one record into a batch that has room for it, and return the size of the record.
 
-    -1, and no record, if the headers take more room than when they were measured: the table's
-    memory may belong to a library whose threads write to it.
+    Return -1, and add no record, if the headers now need more room than when they were measured:
+    the table's memory may belong to a library whose threads write to it.
     """
     cdef char* p = begin_record(held, &row.record, prefix)
     cdef const char* data

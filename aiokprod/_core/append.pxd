@@ -37,8 +37,8 @@ cdef class Appender:
     cdef object unix_ms
     cdef SerializerPair serializers
     cdef HookCalls hooks     # None if there is no interceptor and no plug-in
-    # Reports a record that failed. Unlike `hooks` it is also set if there are no interceptors and
-    # plug-ins to call, which makes `hooks` None.
+    # Reports failed records. Unlike `hooks`, it is also set if there are no interceptors or
+    # plug-ins to call.
     cdef HookCalls reporter
     cdef object partitioner
     cdef object check_partition
@@ -46,7 +46,7 @@ cdef class Appender:
     cdef readonly bint calls_user
     cdef YieldQueue yield_queue
     cdef MemoryBudget memory
-    cdef int64_t pass_ms       # Unix time of the current iteration of the event loop
+    cdef int64_t pass_ms       # Unix time in ms of the current event-loop iteration
 
     cdef bint open_pass(self) except -1
     cdef int64_t timestamp_of(self, PyObject* stamp) except? -1
@@ -80,19 +80,19 @@ cdef class Appender:
 
     cdef inline bint may_append(self, MemoryBudget memory, int64_t bound, int64_t charge,
                             int64_t reserved) noexcept:
-        """True if a record of at most `bound` bytes may be appended now."""
+        """Return True if a record of at most `bound` bytes may be appended now."""
         return bound + BATCH_HEADER <= self.max_request_size and (reserved != 0 or (
             not memory.has_waiters and memory.used + bound + charge <= memory.limit
         ))
 
     cdef inline bint is_sticky(self, int32_t partition, bint has_key) noexcept:
-        """True if a record for `partition` (-1: none) goes to the sticky partition."""
+        """Return True if a record for `partition` (-1: none) goes to the sticky partition."""
         return partition < 0 and (not has_key or self.ignore_keys)
 
     cdef inline int32_t partition_of(self, TopicSlot topic, int32_t partition, bint sticky,
                                      uint32_t hashed) noexcept:
-        """The given partition, the sticky one, or the one for the key's hash. Returns -1 if
-        `open_new_batch` has to choose another sticky partition. This happens at twice
+        """Return the given partition, the sticky partition or the partition for the key's hash.
+        Return -1 if `open_new_batch` has to choose another sticky partition. This happens at twice
         `sticky_limit`, because the sticky partition is kept until its batch is full."""
         cdef uint32_t total
         if sticky:
@@ -109,8 +109,8 @@ cdef object submit_to(object producer, object topic, object value, object key, o
 
 cdef inline PyObject* find_batch(TopicSlot topic, int32_t partition, const Record* record,
                                  int64_t bound) except? NULL:
-    """The open batch of a partition if it has room for the record; NULL if there is none, or if the
-    topic has no such partition. The partition's slot keeps the batch alive."""
+    """Return the open batch of a partition if it has room for the record. Return NULL if there is
+    no such batch or partition. The partition's slot keeps the batch alive."""
     cdef PyObject* held
     if <size_t>partition >= <size_t>PyList_GET_SIZE(topic.slots):
         return NULL
@@ -124,7 +124,7 @@ cdef inline PyObject* find_batch(TopicSlot topic, int32_t partition, const Recor
 
 cdef inline void count_bytes(MemoryBudget memory, TopicSlot topic, PyObject* held, bint sticky,
                              Py_ssize_t size, int64_t charge, int64_t reserved) noexcept:
-    """Count the bytes of a record that was written to its batch."""
+    """Count the bytes of a record that has been written to its batch."""
     (<BatchCore>held).buffered_bytes += size + charge
     memory.used += size + charge - reserved
     if sticky:

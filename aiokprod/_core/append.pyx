@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""The append path: encodes records into open batches without suspension.
+"""The append path: encodes records into open batches without suspending.
 
-The fast path takes records that need no decision: the topic is known, key and value are bytes or a
-serializer returns bytes for them, and the buffer and the open batch have room. It calls
-interceptors, serializers and a custom partitioner itself. All other records take the slow path,
-which raises the errors. Decisions that are made once per batch (a new batch, the next sticky
-partition) are made in Python by the `open_new_batch` callback.
+The fast path appends a record if its topic is known, its key and value are bytes or are serialized
+to bytes, and there is memory for it. It calls interceptors, serializers and a custom partitioner
+itself. All other records take the slow path, which raises the errors. The Python callback
+`open_new_batch` makes the decisions that are needed once per batch: it opens a batch and chooses
+the next sticky partition.
 
 Source: Java `KafkaProducer.doSend`, `RecordAccumulator.append`, `BuiltInPartitioner` (KIP-794).
 """
@@ -49,12 +49,12 @@ cdef extern from "pythread.h":
 
 @cython.freelist(256)
 cdef class SubmitAwaitable:
-    """The result of `submit`: await it for the `Delivery`. The record is already in a batch.
+    """The result of `submit`; awaiting it returns the `Delivery`. The record is already in a batch.
 
     Awaiting suspends if the caller has to wait in the `YieldQueue`.
     """
     cdef object next_wait(self):
-        """A future to wait for, or None if the caller may continue."""
+        """Return a future to wait for, or None if the caller may continue."""
         cdef YieldQueue queue = self.yield_queue
         if queue is None:
             return None
@@ -78,9 +78,9 @@ cdef class SubmitAwaitable:
             return place
         raise StopIteration(self.delivery)
 
-    # `submit_next` below replaces `__next__` in awaits.
+    # `await` calls `submit_next` below instead of `__next__`.
 
-    # The rest of the coroutine interface, so that `asyncio.create_task` accepts the object.
+    # The other methods of a coroutine, so that `asyncio.create_task` accepts the object.
     def send(self, value):
         return self.__next__()
 
@@ -92,8 +92,8 @@ cdef class SubmitAwaitable:
 
 
 cdef PyObject* submit_next(PyObject* self) noexcept:
-    """`__next__`, but without the traceback that Cython adds to a StopIteration, which would cost
-    1 µs."""
+    """Implement `__next__` without the traceback that Cython adds to a StopIteration, which would
+    cost 1 µs."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
     if awaitable.yield_queue is not None:
         try:
@@ -109,7 +109,8 @@ cdef PyObject* submit_next(PyObject* self) noexcept:
 
 
 cdef int submit_send(PyObject* self, PyObject* value, PyObject** result) noexcept:
-    """The same for interpreters whose `await` needs no exception for a result (3.11)."""
+    """Like `submit_next`, for interpreters whose `await` calls `am_send`, which returns the result
+    without an exception (3.11)."""
     cdef SubmitAwaitable awaitable = <SubmitAwaitable>self
     if awaitable.yield_queue is not None:
         try:
@@ -137,8 +138,8 @@ cdef class AppendResult:
 
     Attributes:
         delivery: handle of the appended record, or None if it was not appended.
-        over_quota: the slot of the partition whose broker has used up its share of the buffer, if
-            the record was not appended because of that; None if the memory as a whole is short.
+        over_quota: the partition's slot, if the record was not appended because the partition's
+            broker has used up its share of the buffer; None if the memory as a whole is short.
     """
 
 
@@ -149,33 +150,33 @@ cdef class Appender:
     Args:
         open_new_batch: called with (topic slot, partition, size, permit) if a partition has no open
             batch with room for the record. Returns a `PartitionSlot` whose open batch has room for
-            `size` more bytes, or one without an open batch if the broker's share of the buffer is
-            used up. Partition -1: the callback chooses the sticky partition. `permit` is the
-            argument of `append`, else None.
-        slow_submit: the function that takes the records for which `submit` needs the slow path, and
-            returns an awaitable of the `Delivery`. May raise WrongLoop.
+            `size` more bytes, or a slot without an open batch if the broker's share of the buffer
+            is used up. For partition -1, the callback chooses the sticky partition. `permit` is the
+            argument of `append`, or None in other calls.
+        slow_submit: called for records that need the slow path of `submit`; returns an awaitable of
+            the `Delivery`. May raise WrongLoop.
         unix_ms: the wall clock, read once per iteration of the event loop.
-        serializers: None accepts bytes only.
+        serializers: the serializers; None if keys and values must be bytes.
         hooks: None if there are neither interceptors nor plug-ins.
         partitioner: the function that chooses a partition, with the arguments of
             `Partitioner.partition`; None for the built-in partitioner.
         check_partition: called with (result, topic, snapshot) if the result of the partitioner is
             not a partition of the topic; returns a partition or raises the error.
-        yield_queue: decides which tasks have to wait after their record.
-        ignore_keys: records with a key go to the sticky partition too.
+        yield_queue: decides which tasks have to wait after submitting a record.
+        ignore_keys: records with a key also go to the sticky partition.
 
     Attributes:
-        enabled: while it is false, the fast path accepts no record. Only `FastPathSwitch` writes
-            it.
-        calls_user: user code is called for each record: serializers, interceptors, plug-ins or a
-            partitioner.
-        topics: the topics that the fast path knows; `TopicSlots` adds and removes them.
-        snapshot: the metadata that are passed to a partitioner; they contain `topics`. Only
-            `Runtime` writes it.
+        enabled: True while the fast path accepts records. Only `FastPathSwitch` writes it.
+        calls_user: True if user code is called for each record: serializers, interceptors, plug-ins
+            or a partitioner.
+        topics: slots of the topics that the fast path can append to; `TopicSlots` adds and removes
+            them.
+        snapshot: the metadata snapshot that is passed to partitioners; it contains all `topics`.
+            Only `Runtime` writes it.
     """
 
     def __cinit__(self, *, YieldQueue yield_queue not None, **options):
-        # This is set here, not in `__init__`, because its fields are read without a check for None.
+        # Set here, not in `__init__`, because methods access its fields without a check for None.
         self.yield_queue = yield_queue
 
     def __init__(self, *, MemoryBudget memory not None, open_new_batch, slow_submit, unix_ms,
@@ -189,8 +190,8 @@ cdef class Appender:
         self.open_new_batch = open_new_batch
         self.slow_submit = slow_submit
         self.unix_ms = unix_ms
-        # A record that does not fit into the whole memory together with a `Delivery` is too large
-        # for bulk calls too, so that they accept or refuse it independently of the memory in use.
+        # The limit leaves room for a `Delivery`. It also applies to bulk calls, which create one
+        # only on the slow path: whether they accept a record must not depend on the memory in use.
         self.max_request_size = min(max_request_size, memory.limit - CHARGE + BATCH_HEADER)
         self.ignore_keys = ignore_keys
         self.serializers = serializers
@@ -206,7 +207,7 @@ cdef class Appender:
 
     def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=None,
                headers=None, on_delivery=None):
-        """An awaitable of the record's `Delivery`."""
+        """Return an awaitable of the record's `Delivery`."""
         return self.submit_record(topic, value, key, partition, timestamp_ms, headers, on_delivery)
 
     cdef object submit_record(self, object topic, object value, object key, object partition,
@@ -216,7 +217,8 @@ cdef class Appender:
         if on_delivery is not None and not is_plain_callable(on_delivery):
             return self.slow_submit(topic, value, key, partition, timestamp_ms, headers, None,
                                     on_delivery)
-        awaitable = SubmitAwaitable.__new__(SubmitAwaitable)  # first: there may be no memory for it
+        # Created before the append, because the allocation may fail.
+        awaitable = SubmitAwaitable.__new__(SubmitAwaitable)
         if not self.calls_user:
             awaitable.delivery = self.fast(topic, value, key, partition, timestamp_ms, headers)
         if awaitable.delivery is None:
@@ -233,7 +235,7 @@ cdef class Appender:
         return awaitable
 
     cdef int delay(self, SubmitAwaitable awaitable) except -1:
-        """Let the caller wait in the queue if it has to."""
+        """Make the awaitable wait in the `YieldQueue` if the calling task has to yield."""
         try:
             if self.yield_queue.must_yield():
                 awaitable.yield_queue = self.yield_queue
@@ -244,8 +246,9 @@ cdef class Appender:
 
     def try_append(self, topic, value=None, key=None, partition=None, timestamp_ms=None,
                    headers=None, on_delivery=None):
-        """Append a record and return its `Delivery`. If it needs the slow path, return the
-        `SerializedRecord` with which that path continues, or None if no user code was called."""
+        """Append a record and return its `Delivery`. If the record needs the slow path, return the
+        `SerializedRecord` with which the slow path continues, or None if no user code was called.
+        """
         cdef Delivery delivery = None
         cdef object result
         if not self.calls_user:
@@ -263,7 +266,8 @@ cdef class Appender:
 
     cdef Delivery fast(self, object topic, object value, object key, object partition,
                        object timestamp_ms, object headers):
-        """Append a record of bytes; None if it needs `prepare` or the slow path."""
+        """Append a record whose key and value are bytes. Return None if it needs `prepare` or the
+        slow path."""
         cdef PyObject* found = self.find_topic(topic)
         cdef TopicSlot slot
         cdef int64_t timestamp
@@ -284,10 +288,10 @@ cdef class Appender:
                                 0, None, None)  # no reservation, no permit, no result
 
     cdef PyObject* find_topic(self, object topic) except? NULL:
-        """The topic's `TopicSlot`; NULL if the fast path may append no record to the topic now."""
-        # It is enough to compare threads, because the producer's loop runs in `self.thread`.
+        """Return the topic's `TopicSlot`, or NULL if the fast path must not append to it now."""
+        # Comparing threads is sufficient, because the producer's loop runs in `self.thread`.
         # Whether the loop is still running is checked only once per iteration of the event loop and
-        # every 64 records, because asyncio's check costs a system call.
+        # every 64 records, because asyncio's check makes a system call.
         if not self.enabled or PyThread_get_thread_ident() != self.thread:
             return NULL
         if type(topic) is not str or (not self.yield_queue.pass_open and not self.open_pass()):
@@ -296,20 +300,21 @@ cdef class Appender:
 
     cdef object prepare(self, object topic, object value, object key, object partition,
                         object timestamp_ms, object headers):
-        """Call the producer's user code and append a record that `fast` has not appended; returns
-        what `try_append` returns."""
-        # Find arguments that the slow path would refuse before user code is called.
+        """Call the producer's user code and append a record that `fast` did not append. Return the
+        same values as `try_append`."""
+        # Before calling user code, check for arguments that the slow path would refuse.
         if not self.accepts(topic, partition, timestamp_ms, headers):
             return None
         if not self.calls_user and is_payload(value) and is_payload(key):
-            return None  # the slow path has to wait or to report an error
+            return None  # the slow path has to wait or to raise an error
         if self.hooks is None and self.partitioner is None:
             return self.append_serialized(topic, value, key, partition, timestamp_ms, headers)
         return self.append_hooked(topic, value, key, partition, timestamp_ms, headers)
 
     cdef bint accepts(self, object topic, object partition, object timestamp_ms,
                       object headers) except -1:
-        """True if the slow path would neither refuse these arguments nor wait for metadata."""
+        """Return True if the slow path would neither refuse these arguments nor wait for
+        metadata."""
         cdef PyObject* found = self.find_topic(topic)
         cdef int64_t count
         return (found is not NULL
@@ -319,9 +324,10 @@ cdef class Appender:
 
     cdef object append_serialized(self, str topic, object value, object key, object partition,
                                   object timestamp_ms, object headers):
-        """Serialize and append a record of a producer without hooks and partitioner: its
-        `Delivery`, or a `SerializedRecord` if it needs the slow path. The `SerializedRecord` is
-        created only then, because creating it takes longer than the rest of this method."""
+        """Serialize and append a record of a producer without hooks and partitioner. Return its
+        `Delivery`, or a `SerializedRecord` if it needs the slow path. Only then is the
+        `SerializedRecord` created, because creating it takes longer than the rest of this method.
+        """
         cdef SerializedRecord record
         cdef Delivery delivery
         cdef object sent_key = None, sent_value = None, failure = None
@@ -345,7 +351,7 @@ cdef class Appender:
         except BaseException as error:
             if is_started and not is_serialized and isinstance(error, Exception):
                 failure = error  # the slow path raises it
-            elif not isinstance(error, MemoryError):  # the slow path handles those
+            elif not isinstance(error, MemoryError):  # the slow path handles it
                 if self.reporter is not None:
                     self.reporter.refused(topic, partition, None, error)
                 raise
@@ -390,13 +396,14 @@ cdef class Appender:
 
     cdef object append_prepared(self, SerializedRecord record, object topic, object value,
                                 object key, object partition, object timestamp_ms, object headers):
-        """Serialize and append a record: its `Delivery`, or `record` if it needs the slow path."""
+        """Serialize and append a record. Return its `Delivery`, or `record` if it needs the slow
+        path."""
         cdef Delivery delivery
         cdef HookedRecord hooked = record.hooked
         cdef object final_headers
         if hooked is not None and hooked.record is not None:
             if not self.accepts(topic, partition, timestamp_ms, headers):
-                return record  # an interceptor has changed it
+                return record  # an interceptor has changed the fields
         self.serializers.serialize(topic, headers, value, key, record)
         final_headers = record.headers
         if not record.is_complete():
@@ -416,7 +423,7 @@ cdef class Appender:
             delivery = self.fast(topic, record.value, record.key, partition, timestamp_ms,
                                  final_headers)
         except MemoryError:
-            return record  # the slow path reports it; it must not call the serializers again
+            return record  # the slow path retries without calling the serializers again
         if delivery is None:
             return record
         if hooked is not None:
@@ -425,8 +432,9 @@ cdef class Appender:
 
     cdef object choose(self, SerializedRecord record, str topic, object value, object key,
                        object headers):
-        """Call the partitioner. None if the record needs the slow path, which raises the errors,
-        and calls no partitioner for a record that is too large or has to wait."""
+        """Call the partitioner and return the partition. Return None if the record needs the slow
+        path, which raises the errors. The partitioner is not called for a record that is too large
+        or has to wait for memory."""
         cdef PyObject* found = PyDict_GetItem(self.topics, topic)
         cdef TopicSlot slot
         cdef int64_t count, size
@@ -449,7 +457,7 @@ cdef class Appender:
         return partition if has_partition(slot, partition) else None
 
     cdef int hook(self, HookedRecord hooked, Delivery delivery, object headers) except -1:
-        """Let the batch of an appended record report its outcome to the hooks."""
+        """Attach the hooks to the batch of an appended record, which reports its outcome."""
         try:
             self.hooks.attach(hooked, delivery, headers)
         except BaseException:
@@ -459,17 +467,17 @@ cdef class Appender:
 
     def append(self, TopicSlot slot not None, partition, bytes value, bytes key, timestamp_ms,
                headers, Reservation reservation=None, permit=None, HookedRecord hooked=None):
-        """Append a checked record, if there is memory for it; an `AppendResult`.
+        """Append a checked record if there is memory for it, and return an `AppendResult`.
 
         Args:
-            partition: None stands for the partition of the key or, without a key, the sticky
+            partition: None selects the partition by the key or, without a key, the sticky
                 partition.
-            reservation: a reservation of memory for the record. The append consumes its bytes, even
-                if the record takes fewer, and in the same step stores the handle in it and gives
-                its `on_delivery` to the handle.
-            permit: a granted `QuotaWaiter`, which is needed to open a batch for a broker for which
-                other callers wait.
-            hooked: from now on the batch reports the outcome to its hooks.
+            reservation: a reservation of memory for the record. The append consumes all its bytes,
+                even if the record takes fewer. In the same step it stores the handle in the
+                reservation and registers the reservation's `on_delivery` with the handle.
+            permit: a granted `QuotaWaiter`. It is needed to open a batch for a broker while other
+                callers wait for that broker's quota.
+            hooked: the record for the hooks; the batch reports the outcome to them.
         """
         cdef AppendResult result = AppendResult.__new__(AppendResult)
         if not slot.slots:
@@ -494,14 +502,16 @@ cdef class Appender:
     cdef Delivery append_slot(self, TopicSlot topic, int32_t partition, bytes value, bytes key,
                               int64_t timestamp, object headers, int64_t reserved, object permit,
                               AppendResult result):
-        """Append a record and count its bytes; None if memory is short or it needs the slow path.
+        """Append a record and count its bytes. Return None if memory is short or the record needs
+        the slow path.
 
         Args:
-            reserved: bytes of the memory that are reserved for it, or 0 if none.
+            reserved: bytes of memory that are reserved for the record, or 0.
             permit: a granted `QuotaWaiter`, or None.
-            result: if given, receives the slot whose broker is over its quota.
+            result: receives the slot whose broker is over its quota; may be None.
         """
-        cdef Delivery delivery = new_delivery(None, 0)  # first: there may be no memory for it
+        # Created before the append, because the allocation may fail.
+        cdef Delivery delivery = new_delivery(None, 0)
         cdef MemoryBudget memory = self.memory
         cdef PyObject* held  # a BatchCore; its slot keeps it alive
         cdef Record record
@@ -525,7 +535,7 @@ cdef class Appender:
         partition = self.partition_of(topic, partition, sticky, hashed)
         held = find_batch(topic, partition, &record, bound)
         if held is NULL:
-            if headers is not None:  # `open_batch` may change the caller's list
+            if headers is not None:  # the caller's list may change in `open_batch`
                 headers = tuple(headers)
                 if headers_encoded_size(headers, &record.header_count) != record.headers_size:
                     return None
@@ -548,12 +558,12 @@ cdef class Appender:
     cdef PyObject* open_batch(self, TopicSlot topic, int32_t partition, bint sticky,
                               const Record* record, int64_t charge, int64_t reserved, object permit,
                               AppendResult result) except? NULL:
-        """A new batch with room for a record; if the partition is sticky, another one may be
-        chosen. The batch's slot keeps it alive. NULL if none can be opened now, or if the caller
-        has to begin again.
+        """Return a new batch with room for a record; its slot keeps the batch alive. If the
+        partition is sticky, another partition may be chosen. Return NULL if no batch can be opened
+        now, or if the caller has to start the append again.
 
         Args:
-            charge: bytes counted for the record's handle, or 0 if it has none.
+            charge: bytes to count for the record's handle, or 0 without a handle.
             reserved, permit, result: as in `append_slot`.
         """
         cdef PartitionSlot slot
@@ -571,14 +581,14 @@ cdef class Appender:
                 result.over_quota = slot
             return NULL
         # `open_new_batch` is Python code: other threads, signal handlers and finalizers may have
-        # run meanwhile, and may have sent records.
+        # run in the meantime and submitted records.
         if reserved == 0 and self.memory.used + bound + charge > self.memory.limit:
             return NULL
         held = <PyObject*>slot.core
         return held if make_room(held, record.timestamp, fields_size(record)) else NULL
 
     cdef int64_t timestamp_of(self, PyObject* stamp) except? -1:
-        """Unix time of a record in ms; negative if it is not valid."""
+        """Return the Unix time of a record in ms, or a negative number if `stamp` is invalid."""
         if <object>stamp is None:
             return self.pass_ms
         if type(<object>stamp) is not int or not 0 <= <object>stamp <= 0x7FFFFFFFFFFFFFFF:
@@ -588,8 +598,8 @@ cdef class Appender:
     # -- time -----------------------------------------------------------------------------------
 
     cdef bint open_pass(self) except -1:
-        """Called before the first record of an iteration of the event loop; False if the loop no
-        longer runs."""
+        """Prepare for the first record of an iteration of the event loop. Return False if the loop
+        is no longer running."""
         if not self.yield_queue.is_running():
             return False
         self.pass_ms = self.unix_ms()
@@ -602,26 +612,27 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
            on_delivery=None):
     """Put one record into a batch: `delivery = await producer.submit(...)`.
 
-    For the arguments, see `send`. Awaiting returns once the record is in a batch. It suspends only
-    while metadata is missing, while memory is short, or if this task keeps sending after the loop's
-    time slice of 1 ms is over: then other tasks continue first. If that last wait is cancelled
-    (`wait_for`), the record is in a batch already. The `Delivery` is an awaitable for the
-    `RecordMetadata`; it works with gather, wait, wait_for, shield and `add_done_callback`. A
-    failure that no task awaits is reported to the observer and logged, once per batch.
+    For the arguments, see `send`. Awaiting the call returns once the record is in a batch. It
+    suspends only while metadata is missing, while memory is short, or if this task keeps submitting
+    after the loop's time slice of 1 ms has expired, so that other tasks continue first. If that
+    last wait is cancelled (`wait_for`), the record is already in a batch. Awaiting the `Delivery`
+    returns the `RecordMetadata`; it works with gather, wait, wait_for, shield and
+    `add_done_callback`. A failure that no task awaits is reported to the observer and logged, once
+    per batch.
 
-    `on_delivery(metadata, error)` is called once with the record's outcome, by the loop and in a
-    copy of the current context, if the record was put into a batch: with a `RecordMetadata` and
-    None, or with None and a `KafkaError`, whose outcome is NOT_SENT if the record was withdrawn. It
-    takes the arguments of Java's `Callback`. Unlike a done callback, it is called with the outcome
-    even if the handle is cancelled after the record was sent.
+    If the record was put into a batch, the loop calls `on_delivery(metadata, error)` once with its
+    outcome, in a copy of the current context. The arguments are the same as in Java's `Callback`:
+    a `RecordMetadata` and None, or None and a `KafkaError`, whose outcome is NOT_SENT if the record
+    was withdrawn. Unlike a done callback, `on_delivery` receives the outcome even if the handle is
+    cancelled after the record was sent.
 
-    Raises (at the call or on await): see `send`, except for the errors of the delivery itself.
+    Raises (at the call or on await): the errors of `send`, except those of the delivery itself.
     WrongLoop is raised at the call.
 
-    Counts as a coroutine function for `inspect` and `asyncio`, so that frameworks that run plain
-    functions in threads await it on the loop. For the same reason the loop's debug mode refuses it
-    as a callback (`call_soon`, `call_later`), where nothing would await it: use `try_submit`
-    instead.
+    `inspect` and `asyncio` treat this method as a coroutine function, so frameworks that run plain
+    functions in threads await it on the loop. For the same reason, the loop's debug mode refuses it
+    as a callback (`call_soon`, `call_later`), where the result would not be awaited: use
+    `try_submit` there.
     """
     # The method `submit` of `Producer`, which is `self`.
     return submit_to(self, topic, value, key, partition, timestamp_ms, headers, on_delivery)
@@ -629,7 +640,7 @@ def submit(self, topic, value=None, *, key=None, partition=None, timestamp_ms=No
 
 cdef object submit_to(object producer, object topic, object value, object key, object partition,
                       object timestamp_ms, object headers, object on_delivery):
-    """`submit` of a `Producer`."""
+    """Implement `Producer.submit`."""
     cdef Appender appender = producer._appender
     if appender is None:  # not started
         return producer._submit_slowly(topic, value, key, partition, timestamp_ms, headers, None,

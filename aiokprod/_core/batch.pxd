@@ -4,9 +4,9 @@ from cpython.ref cimport PyObject
 from aiokprod._core.callbacks cimport Callbacks
 
 cdef enum:
-    # States of a `BatchCore`. Records can be withdrawn before S_FINISHED. The last two are
-    # outcomes.
-    # The states of the whole batch, with its attempts, are in `_engine/buffer/batch_states.py`.
+    # States of a `BatchCore`. Records can be withdrawn before S_FINISHED. The last two states are
+    # outcomes. `_engine/buffer/batch_states.py` defines the states of the whole batch, with its
+    # attempts.
     S_OPEN = 0
     S_SEALED = 1
     S_FINISHED = 2
@@ -30,7 +30,7 @@ cdef class BatchCore:
     cdef readonly str topic
     cdef readonly int32_t partition
     cdef readonly object loop
-    cdef public object owner         # written by `ProducerBatch`; None once it is finished
+    cdef public object owner         # written by `ProducerBatch`; None after `finish`
     cdef readonly int state
     cdef readonly int32_t count
     cdef readonly int64_t base_timestamp
@@ -42,19 +42,20 @@ cdef class BatchCore:
     cdef readonly list parts
     cdef readonly list withdrawn
     cdef readonly int32_t watched
-    # Bytes of the budget for it, and those of them that its partition's slot has reserved. Written
-    # by the append paths, `PartitionSlot` and, for the parts of a split batch, `RecordAccumulator`.
+    # Bytes of the memory budget that the batch uses, and the part of them that the partition's slot
+    # has reserved. Written by the append paths, `PartitionSlot` and, for the parts of a split
+    # batch, `RecordAccumulator`.
     cdef public Py_ssize_t buffered_bytes
     cdef public Py_ssize_t reserved_bytes
     cdef list part_starts
     cdef list waiters
     cdef bint waiters_sorted
-    cdef object context              # context of the newest callback; shared by equal contexts
+    cdef object context              # context of the newest callback, shared if equal
     cdef bint tokens_sorted
     cdef list tokens                 # lists of (index, token) pairs, None without tokens
-    cdef object hooks                # the object that gets the tokens back, None without tokens
+    cdef object hooks                # receives the tokens with the outcome; None without tokens
     cdef bint is_part
-    cdef public Py_ssize_t limit     # written by `RecordAccumulator`: elastic batches grow
+    cdef public Py_ssize_t limit     # raised by `RecordAccumulator` for elastic batches
     cdef double ratio
     cdef PyObject* buffer
     cdef char* data
@@ -94,7 +95,7 @@ cdef class Extras:
 
 
 cdef class Delivery:
-    # 88 bytes, for which the allocator takes 96: `CHARGE` in record_writer.pxd.
+    # An instance has 88 bytes, for which the allocator uses 96 (`CHARGE` in record_writer.pxd).
     cdef readonly BatchCore core
     cdef int32_t index
     cdef int32_t key_size
@@ -105,9 +106,9 @@ cdef class Delivery:
     cdef unsigned char is_withdrawn
     cdef unsigned char is_expired
     cdef unsigned char of_batch
-    cdef unsigned char enlisted      # in the batch's `waiters`
-    cdef unsigned char kind          # of `callback`
-    cdef object callback             # the first one
+    cdef unsigned char enlisted      # true if it is in the batch's `waiters`
+    cdef unsigned char kind          # kind of `callback`
+    cdef object callback             # the first callback
     cdef object context
     cdef Extras extras
 

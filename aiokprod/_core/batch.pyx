@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
 """The compiled parts of a batch: its encoded records (`BatchCore`) and their handles (`Delivery`).
 
-`BatchCore` has the bytes of one record batch (magic 2; without the 61-byte header, which
-`_wire.record_batch` makes for each attempt) and later the outcome of its records. `Delivery` is the
-awaitable handle of one record: a reference to its batch and an index. Nothing else is kept per
-record.
+A `BatchCore` contains the encoded records of one record batch (magic 2) and later their outcome. It
+does not contain the 61-byte batch header, which `_wire.record_batch` creates for each attempt. A
+`Delivery` is the awaitable handle of one record. It refers to the batch and stores the record's
+index. A record without interceptors, plug-ins and callbacks needs no other object.
 
 Source: Kafka protocol guide "Record Batch"; Java `DefaultRecord.writeTo`, `ProducerBatch`,
 `FutureRecordMetadata`.
@@ -47,7 +47,7 @@ cdef extern from "Python.h":
     void PyErr_SetObject(object, object) noexcept
     void PyObject_GC_UnTrack(PyObject*) noexcept
 
-# These constants are for Python code; batch.pxd explains the states.
+# These constants are for Python code; batch.pxd describes the states.
 OPEN = S_OPEN
 SEALED = S_SEALED
 FINISHED = S_FINISHED
@@ -58,22 +58,22 @@ FAILED = S_FAILED
 cdef enum:  # kinds of callbacks
     SHARED_CONTEXT = 0     # runs in a copy of the context
     GIVEN_CONTEXT = 1      # runs in the context itself
-    ON_DELIVERY = 2        # like SHARED_CONTEXT; called with the outcome even if the wait has ended
+    ON_DELIVERY = 2        # like SHARED_CONTEXT; receives the outcome even after a cancelled wait
 
 
 @cython.freelist(64)
 cdef class RecordMetadata:
-    """The place of an acknowledged record. Immutable, comparable, hashable, and pickles.
+    """The position of an acknowledged record. Immutable, comparable, hashable and picklable.
 
     Attributes:
         topic (str): the topic.
         partition (int): the partition.
-        offset (int | None): the offset; None with acks=0, and for a batch that the broker
-            recognised as a duplicate without returning the offset of the first one.
-        timestamp_ms (int): Unix time in ms: that of the record, or of the append if the topic has
-            message.timestamp.type=LogAppendTime.
-        serialized_key_size (int): bytes of the key; -1 without a key.
-        serialized_value_size (int): bytes of the value; -1 for a tombstone.
+        offset (int | None): the offset; None with acks=0, or if the broker detected a duplicate
+            batch without returning the offset of the original.
+        timestamp_ms (int): Unix time in ms: the record's timestamp, or the broker's append time if
+            the topic has message.timestamp.type=LogAppendTime.
+        serialized_key_size (int): size of the key in bytes, or -1 without a key.
+        serialized_value_size (int): size of the value in bytes, or -1 for a tombstone.
     """
 
     __match_args__ = ("topic", "partition", "offset", "timestamp_ms",
@@ -111,16 +111,16 @@ cdef class RecordMetadata:
 
 
 cdef class BatchCore:
-    """The records of one batch: their encoded bytes, later their outcome.
+    """The encoded records of one batch, and later their outcome.
 
     Invariant: the bytes that `finish` returned never change.
 
     Args:
-        limit: target size of the records section in bytes, which may be raised later; a first
-            record of any size is accepted.
+        limit: target size of the records section in bytes; it may be raised later. The first record
+            is accepted whatever its size.
         ratio: estimate of compressed size / plain size, so that the batch has about `limit` bytes
             after compression.
-        capacity: bytes to allocate at once.
+        capacity: initial size of the buffer in bytes.
     """
 
     def __cinit__(self, str topic not None, int32_t partition, object loop, Py_ssize_t limit,
@@ -142,9 +142,9 @@ cdef class BatchCore:
         Py_XDECREF(self.buffer)
 
     cdef int resize(self, Py_ssize_t capacity) except -1:
-        """Allocate a larger buffer. If that fails, the batch is unchanged."""
-        # A bytes object without other references may be written to. It is not resized in place,
-        # because its content would be lost if that failed.
+        """Allocate a larger buffer. If the allocation fails, the batch is unchanged."""
+        # A bytes object may be modified while nothing else refers to it. The buffer is not resized
+        # in place, because a failed resize would lose its content.
         cdef PyObject* grown = PyBytes_FromStringAndSize(NULL, capacity)
         if grown is NULL:
             PyErr_Clear()
@@ -160,7 +160,7 @@ cdef class BatchCore:
         return 0
 
     cdef object take_buffer(self):
-        """The bytes written so far; the batch keeps no reference to them."""
+        """Return the bytes written so far and drop the batch's reference to them."""
         cdef PyObject* buffer = self.buffer
         cdef object payload
         if buffer is NULL:
@@ -168,7 +168,7 @@ cdef class BatchCore:
         self.buffer = NULL
         self.data = NULL
         self.capacity = 0
-        _PyBytes_Resize(&buffer, self.length)  # frees it and raises if it fails
+        _PyBytes_Resize(&buffer, self.length)  # on failure, frees the buffer and raises
         payload = <object>buffer
         Py_DECREF(payload)
         return payload
@@ -179,11 +179,11 @@ cdef class BatchCore:
         return self.count == 0 or <double>self.length * self.ratio + size <= self.limit
 
     def fits(self, Py_ssize_t size):
-        """True if a record of `size` encoded bytes may be appended."""
+        """Return True if a record of `size` encoded bytes may be appended."""
         return self.has_room(size)
 
     cdef char* grow(self, Py_ssize_t size) except NULL:
-        """Reserve room for `size` more bytes; returns the position at which to write them."""
+        """Reserve room for `size` more bytes and return the position at which to write them."""
         cdef Py_ssize_t wanted = self.length + size
         if wanted > self.capacity:
             self.resize(max(wanted, 2 * self.capacity, 512))
@@ -192,7 +192,7 @@ cdef class BatchCore:
     cdef int append_raw(self, int64_t timestamp, const char* fields, Py_ssize_t size) except -1:
         """Append a record whose key, value and headers are already encoded."""
         cdef PyObject* held = <PyObject*>self
-        cdef int prefix = varint_size(size)  # or one more
+        cdef int prefix = varint_size(size)  # the length may take one byte more
         cdef char* p
         self.grow(encoded_size(held, timestamp, size))
         p = write_deltas(held, timestamp, prefix)
@@ -202,7 +202,7 @@ cdef class BatchCore:
 
     cdef int copy_range(self, const char* start, const char* end, int64_t base_timestamp,
                         int32_t first, int32_t stop, set skip) except -1:
-        """Append records [first, stop) of an encoded section, leaving out indices in `skip`."""
+        """Append the records [first, stop) of an encoded section, except the indices in `skip`."""
         cdef const char* p = start
         cdef const char* record_end
         cdef int64_t size, delta, offset
@@ -227,12 +227,12 @@ cdef class BatchCore:
 
     @property
     def size(self):
-        """Bytes of the records section so far."""
+        """Current size of the records section in bytes."""
         return self.length
 
     @property
     def record_count(self):
-        """Records that are sent: appended and not withdrawn."""
+        """Number of records that were appended and not withdrawn."""
         return self.count - (len(self.withdrawn) if self.withdrawn is not None else 0)
 
     @property
@@ -255,10 +255,10 @@ cdef class BatchCore:
             self.state = S_SEALED
 
     def finish(self):
-        """The records section as immutable bytes, without the withdrawn records.
+        """Return the records section as immutable bytes, without the withdrawn records.
 
-        Until the batch has its outcome or `drop_payload` is called, it returns the same bytes
-        again, because a signal handler may have interrupted a caller before it stored them.
+        Until the batch has an outcome or `drop_payload` is called, further calls return the same
+        bytes, because a signal handler may have interrupted a caller before it stored them.
         """
         cdef BatchCore compact
         cdef bytes payload
@@ -276,20 +276,25 @@ cdef class BatchCore:
             self.release_buffer()
         else:
             payload = self.take_buffer()
-        self.owner = None  # only needed for withdrawals; the two would form a reference cycle
+        self.owner = None  # needed for withdrawals only; breaks a reference cycle
         self.state = S_FINISHED
         self.payload = payload
         return payload
 
     def drop_payload(self):
-        """Release the bytes: the caller of `finish` has stored them or has compressed them."""
+        """Release the bytes, which the caller of `finish` has stored or compressed."""
         self.payload = None
 
     def acknowledge(self, int64_t base_offset, int64_t log_append_time=-1, view=None):
-        """All records are in the log, from `base_offset` on (-1: unknown). `log_append_time` in ms;
-        -1 if the records keep their own timestamps. `view` is passed to plug-ins as the batch.
+        """Set the outcome: all records are in the log.
 
-        False if the batch had its outcome already; the first one stands.
+        Return False if the batch already had an outcome, which is kept.
+
+        Args:
+            base_offset: offset of the first record, or -1 if unknown.
+            log_append_time: the broker's append time in ms, or -1 if the records keep their own
+                timestamps.
+            view: passed to plug-ins as the batch.
         """
         if self.state >= S_ACKNOWLEDGED:
             return False
@@ -303,10 +308,14 @@ cdef class BatchCore:
         return True
 
     def fail(self, error, dict record_errors=None, view=None):
-        """All records have failed with `error`, except those whose position is in `record_errors`.
-        `view` is passed to plug-ins as the batch.
+        """Set the outcome: all records have failed.
 
-        False if the batch had its outcome already; the first one stands.
+        Return False if the batch already had an outcome, which is kept.
+
+        Args:
+            error: the error of all records that are not in `record_errors`.
+            record_errors: errors of single records by their position.
+            view: passed to plug-ins as the batch.
         """
         if self.state >= S_ACKNOWLEDGED:
             return False
@@ -320,10 +329,10 @@ cdef class BatchCore:
         return True
 
     def split(self, bytes payload not None, Py_ssize_t limit):
-        """Split into batches of at most `limit` bytes, but at least one record each.
+        """Split the batch into parts of at most `limit` bytes, with at least one record each.
 
-        `payload` is the result of `finish`. The handles follow their records into the returned
-        batches, which accept no records and can be finished at once.
+        `payload` is the result of `finish`. The handles move with their records to the returned
+        batches. These accept no more records and can be finished immediately.
         """
         cdef const char* start = PyBytes_AS_STRING(payload)
         cdef const char* end = start + PyBytes_GET_SIZE(payload)
@@ -352,8 +361,8 @@ cdef class BatchCore:
         return self.divide(payload, bounds, offsets)
 
     cdef list divide(self, bytes payload, list bounds, list offsets):
-        """Create part i from the records [bounds[i], bounds[i + 1]), which begin at byte
-        offsets[i]."""
+        """Create the parts. Part i contains the records [bounds[i], bounds[i + 1]), which begin at
+        byte offsets[i] of the payload."""
         cdef const char* start = PyBytes_AS_STRING(payload)
         cdef BatchCore part
         cdef Delivery delivery
@@ -372,7 +381,7 @@ cdef class BatchCore:
         if self.tokens is not None:
             self.divide_tokens(parts, bounds)
         self.part_starts = bounds[:-1]
-        self.parts = parts  # set last: if there is no memory for all parts, there are none
+        self.parts = parts  # set last, so that a MemoryError leaves no incomplete list
         self.tokens = self.hooks = None
         self.payload = None
         self.state = S_SPLIT
@@ -385,11 +394,11 @@ cdef class BatchCore:
         return list(parts)
 
     def withdraw(self, int32_t index):
-        """Remove one record before the batch is finished. Calls `owner.on_emptied` if it was the
-        last one.
+        """Remove one record before the batch is finished. Call `owner.on_emptied` if no record
+        remains.
 
-        False if the batch is finished, or is a part of a split one: brokers may know its records by
-        their sequence numbers.
+        Return False if the batch is finished or is a part of a split batch, because a broker may
+        have received the record with its sequence number.
         """
         if not self.take_out(index):
             return False
@@ -397,7 +406,7 @@ cdef class BatchCore:
         return True
 
     cdef bint take_out(self, int32_t index) except -1:
-        """The part of `withdraw` that cannot be interrupted."""
+        """Do the part of `withdraw` that a signal handler cannot interrupt."""
         if self.state > S_SEALED or self.is_part:
             return False
         if self.withdrawn is None:
@@ -406,7 +415,7 @@ cdef class BatchCore:
         return True
 
     cdef int on_withdrawn(self, int32_t index) except -1:
-        """Call the owner if the batch has no records any more, and the hooks of the record."""
+        """Report a withdrawn record to its hooks and, if no record remains, call the owner."""
         hooks = self.hooks
         tokens = self.pull_tokens(index)
         try:
@@ -429,12 +438,12 @@ cdef class BatchCore:
 
     cdef int add_token(self, object hooks, Py_ssize_t number, int32_t index,
                        object token) except -1:
-        """Keep a token of record `index`. It is passed once: to `hooks.settled(core, tokens, view)`
-        with the outcome, or to `hooks.withdrawn(core, tokens)` if the record is withdrawn.
+        """Store a token for record `index`. It is passed on once: to
+        `hooks.settled(core, tokens, view)` with the outcome, or to `hooks.withdrawn(core, tokens)`
+        if the record is withdrawn.
 
         Args:
-            number: number of the list to which the token is appended; `tokens` has a list of
-                (index, token) pairs for each number.
+            number: index in `tokens` of the list of (index, token) pairs that receives the token.
         """
         cdef list pairs
         if self.tokens is None:
@@ -444,16 +453,16 @@ cdef class BatchCore:
         while len(self.tokens) <= number:
             self.tokens.append([])
         pairs = <list>self.tokens[number]
-        # A finalizer may have sent a record since this one was appended.
+        # A finalizer may have submitted a record after this record was appended.
         if pairs and (<tuple>pairs[len(pairs) - 1])[0] > index:
             self.tokens_sorted = False
         pairs.append((index, token))
-        if self.state >= S_ACKNOWLEDGED:  # a finalizer may have ended the producer
+        if self.state >= S_ACKNOWLEDGED:  # a finalizer may have closed the producer
             self.settle_tokens(None)
         return 0
 
     cdef bint has_token(self, int32_t index) except -1:
-        """True if record `index`, the newest one with tokens, has one."""
+        """Return True if `index` is the newest record that has a token."""
         cdef list pairs
         if self.tokens is not None:
             for pairs in self.tokens:
@@ -462,7 +471,7 @@ cdef class BatchCore:
         return False
 
     cdef list placed_tokens(self):
-        """The tokens in order, with the positions of their records among those that are sent."""
+        """Return the tokens in record order, with positions that do not count withdrawn records."""
         cdef list pairs
         cdef list placed = []
         for pairs in self.tokens:
@@ -475,7 +484,7 @@ cdef class BatchCore:
         return placed
 
     cdef int divide_tokens(self, list parts, list bounds) except -1:
-        """Move the tokens to the parts that have their records."""
+        """Move the tokens to the parts that contain their records."""
         cdef Py_ssize_t number, part
         cdef list pairs
         for number, pairs in enumerate(self.placed_tokens()):
@@ -487,7 +496,7 @@ cdef class BatchCore:
         return 0
 
     cdef list pull_tokens(self, int32_t index):
-        """Remove the tokens of one record; (number, token) pairs."""
+        """Remove the tokens of one record and return them as (number, token) pairs."""
         cdef Py_ssize_t number, place
         cdef list pairs
         cdef list pulled = []
@@ -503,7 +512,7 @@ cdef class BatchCore:
         return pulled
 
     cdef int settle_tokens(self, object view) except -1:
-        """Report the outcome for the tokens, which are not kept any longer."""
+        """Report the outcome to the hooks and drop the tokens."""
         if self.tokens is None:
             return 0
         tokens, hooks = self.placed_tokens(), self.hooks
@@ -517,7 +526,7 @@ cdef class BatchCore:
         return 0
 
     cdef BatchCore locate(self, int32_t* index):
-        """The batch that now holds record `index` of this one; `index` becomes its position."""
+        """Return the batch that now contains record `index`; set `index` to its position there."""
         cdef BatchCore core = self
         cdef Py_ssize_t part
         while True:
@@ -530,7 +539,7 @@ cdef class BatchCore:
             core = core.parts[part]
 
     cdef object error_of(self, int32_t index):
-        """A new instance of the error of record `index`, with its topic and partition."""
+        """Return a new instance of the error of record `index`, with topic and partition."""
         cdef object error = self.error
         if self.record_errors is not None:
             error = self.record_errors.get(index, error)
@@ -539,8 +548,8 @@ cdef class BatchCore:
     cdef int watch(self, Delivery delivery) except -1:
         if self.waiters is None:
             self.waiters = [delivery]
-            # The elements of `waiters` are not tracked by the garbage collector, so the list does
-            # not have to be tracked either.
+            # The garbage collector does not track the elements of `waiters`, so it does not have to
+            # track the list either.
             PyObject_GC_UnTrack(<PyObject*>self.waiters)
         else:
             if (<Delivery>self.waiters[-1]).index > delivery.index:
@@ -568,18 +577,20 @@ cdef class BatchCore:
 
 
 def report_withdrawals_with(make):
-    """Set the function that creates the error of a withdrawn record for `on_delivery`; its
-    arguments are a message, topic and partition. It is set because the core does not import the
-    errors of the package."""
+    """Set the function that creates the error of a withdrawn record for `on_delivery`.
+
+    It is called with (message, topic, partition). The core cannot create the error itself, because
+    it does not import the package's errors.
+    """
     global _withdrawn_error
     _withdrawn_error = make
 
 
 class WaitExpired(Exception):
-    """The deadline of `send` has ended the wait for its record.
+    """The timeout of `send` expired before its record had an outcome.
 
-    It is not a CancelledError: if the task is cancelled before it wakes, asyncio replaces any other
-    exception with a CancelledError, so the two can be told apart.
+    This class does not derive from CancelledError. If the task is cancelled before it wakes,
+    asyncio raises a CancelledError instead, so a cancellation can be distinguished from a timeout.
     """
 
 
@@ -597,8 +608,8 @@ def _index(tuple pair not None):
 @cython.freelist(8)
 @cython.no_gc
 cdef class Extras:
-    """The callbacks after the first one (function, context and kind of each). Few handles have
-    any."""
+    """The callbacks of a handle after the first one, each as function, context and kind. Few
+    handles have more than one callback."""
 
 
 @cython.freelist(1024)
@@ -607,9 +618,8 @@ cdef class Delivery:
     """The handle of one record in a batch: await it for its `RecordMetadata`.
 
     Works with `await`, `asyncio.gather`, `wait`, `wait_for`, `shield` and `as_completed`.
-    Cancelling (directly, or by cancelling a task that awaits it) withdraws the record if its
-    batch has not been encoded for sending; otherwise only the wait ends, and the record is still
-    delivered or fails.
+    Cancelling the handle, or a task that awaits it, withdraws the record if its batch has not been
+    encoded for sending. Otherwise it only ends the wait: the record is still delivered or fails.
     Complexity: O(1) per operation. Not thread-safe: use it on the producer's loop.
     """
 
@@ -627,7 +637,7 @@ cdef class Delivery:
 
     @property
     def withdrawn(self):
-        """True if the record was withdrawn before it was sent: it is not in the log."""
+        """True if the record was withdrawn before it was sent, so that it is not in the log."""
         return bool(self.is_withdrawn)
 
     def get_loop(self):
@@ -658,8 +668,10 @@ cdef class Delivery:
         return (WaitExpired if self.is_expired else CancelledError)(self._cancel_message)
 
     def result(self):
-        """The RecordMetadata of the record; raises the record's error, CancelledError or
-        InvalidStateError."""
+        """Return the RecordMetadata of the record.
+
+        Raises the record's error, CancelledError, or InvalidStateError if there is no outcome yet.
+        """
         cdef int32_t index = self.index
         cdef BatchCore core
         if self.is_cancelled:
@@ -672,8 +684,10 @@ cdef class Delivery:
         raise InvalidStateError("the record has no outcome yet")
 
     def exception(self):
-        """The error of the record, or None if acknowledged; raises CancelledError or
-        InvalidStateError."""
+        """Return the error of the record, or None if it was acknowledged.
+
+        Raises CancelledError, or InvalidStateError if there is no outcome yet.
+        """
         cdef int32_t index = self.index
         cdef BatchCore core
         if self.is_cancelled:
@@ -699,10 +713,10 @@ cdef class Delivery:
         return core.error_of(index)
 
     def add_done_callback(self, fn, *, context=None):
-        """Schedule `fn(delivery)` by `loop.call_soon` once the outcome is known.
+        """Schedule `fn(delivery)` with `loop.call_soon` once the handle is done.
 
-        It runs in `context`, by default in a copy of the current one. Raises TypeError if `fn` is
-        not a plain callable.
+        The callback runs in `context`, by default in a copy of the current context. Raises
+        TypeError if `fn` is not a plain callable.
         """
         if not is_plain_callable(fn):
             raise TypeError(f"a callback must be a plain callable, not {fn!r}")
@@ -730,7 +744,7 @@ cdef class Delivery:
         return 0
 
     def remove_done_callback(self, fn):
-        """Remove all registrations of `fn`; returns their number."""
+        """Remove all registrations of `fn` and return their number."""
         cdef list entries
         cdef list kept = []
         cdef Py_ssize_t i
@@ -742,7 +756,7 @@ cdef class Delivery:
         for i in range(0, len(entries), 3):
             if entries[i + 2] == ON_DELIVERY or entries[i] != fn:
                 kept += entries[i:i + 3]
-        if self.is_done():  # `!=` has ended it: the callbacks are called
+        if self.is_done():  # `!=` ran code that completed the delivery
             return 0
         self.drop_callbacks()
         for i in range(0, len(kept), 3):
@@ -750,14 +764,14 @@ cdef class Delivery:
         return (len(entries) - len(kept)) // 3
 
     cdef bint is_watched(self) noexcept:
-        """True if a task awaits the record, or it has a callback."""
+        """Return True if a task awaits the record or the record has a callback."""
         if self.callback is None or self.of_batch:
             return False
         return not self.is_cancelled or (self.kind == ON_DELIVERY and not self.is_withdrawn)
 
     cdef int attach(self, object fn) except -1:
-        """Let the loop call `fn(metadata | None, error | None)` once the record has its outcome.
-        Only one per record, set directly after the append."""
+        """Register `fn(metadata | None, error | None)`, which the loop calls with the outcome.
+        A record has at most one such callback, registered directly after the append."""
         cdef object context = None
         try:
             if not isinstance(fn, OutcomeReceiver):
@@ -771,25 +785,25 @@ cdef class Delivery:
         return 0
 
     cdef bint has_outcome(self) except -1:
-        """True if the outcome of the record is known. False if only a wait has ended."""
+        """Return True if the record's outcome is known, not if only the wait was cancelled."""
         cdef int32_t index = self.index
         return self.is_withdrawn or self.core.locate(&index).state >= S_ACKNOWLEDGED
 
     cdef bint has_due(self) except -1:
-        """True if it has a callback that has to run because it is done."""
+        """Return True if this handle, which is done, has a callback that can run now."""
         return self.callback is not None and (
             self.kind != ON_DELIVERY or self.has_more() or self.has_outcome()
         )
 
     cdef bint take_callback(self, Callbacks call) except -1:
-        """Move the next callback to `call`; False if there is none."""
+        """Move the next callback to `call`. Return False if there is none."""
         cdef int kind = self.kind
         if self.callback is None:
             return False
         if self.has_more() and not self.extras.draining:
             self.extras.callbacks.reverse()
             self.extras.draining = True
-        if kind == ON_DELIVERY and not self.has_outcome():  # it stays for now; later ones run
+        if kind == ON_DELIVERY and not self.has_outcome():  # not yet due: take a later one
             if not self.has_more():
                 return False
             call.fn = self.extras.callbacks.pop()
@@ -813,7 +827,7 @@ cdef class Delivery:
         return True
 
     cdef int set_outcome(self, Callbacks call) except -1:
-        """Set the arguments of a callback of kind ON_DELIVERY."""
+        """Set the arguments of an ON_DELIVERY callback."""
         cdef int32_t index = self.index
         cdef BatchCore core
         call.first = call.second = None
@@ -828,7 +842,7 @@ cdef class Delivery:
         return 0
 
     cdef bint has_more(self) except -1:
-        """True if it has a callback after the first one."""
+        """Return True if there are callbacks after the first one."""
         return self.extras is not None and bool(self.extras.callbacks)
 
     cdef int drop_callbacks(self) except -1:
@@ -847,7 +861,7 @@ cdef class Delivery:
         return 0
 
     def cancel(self, msg=None):
-        """Withdraw the record or stop waiting for it. False if it has its outcome already."""
+        """Withdraw the record or stop waiting for it. Return False if the handle is done."""
         cdef DeliveryCallbacks callbacks
         if self.is_done():
             return False
@@ -857,18 +871,18 @@ cdef class Delivery:
         try:
             if self.is_withdrawn:
                 self.core.on_withdrawn(self.index)
-        finally:  # even if a signal handler raised: waiting tasks must wake
+        finally:  # wake waiting tasks even if a signal handler raised
             callbacks.schedule()
         return True
 
     cdef int expire(self) except -1:
-        """Like `cancel`, but because a deadline has passed: `result` raises WaitExpired."""
+        """Like `cancel`, for a deadline that has passed: `result` then raises WaitExpired."""
         if not self.is_done():
             self.is_expired = True
             self.cancel()
         return 0
 
-    # The handle is its own iterator, so that awaiting it creates no further object.
+    # The handle is its own iterator, so that awaiting it creates no other object.
     def __await__(self):
         return self
 
@@ -891,8 +905,8 @@ cdef iternext delivery_next_slow = (<PyTypeObject*>Delivery).tp_iternext
 
 
 cdef PyObject* delivery_next(PyObject* self) noexcept:
-    """`__next__` for the two usual cases, without the traceback that Cython adds to a
-    StopIteration (1 µs)."""
+    """Implement `__next__` for the two usual cases, without the traceback that Cython adds to a
+    StopIteration, which would cost 1 µs."""
     cdef Delivery delivery = <Delivery>self
     cdef BatchCore core = delivery.core
     if core.parts is None and core.withdrawn is None and not delivery.is_cancelled:
@@ -907,7 +921,8 @@ cdef PyObject* delivery_next(PyObject* self) noexcept:
 
 
 cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) except -1:
-    """The same for interpreters whose `await` needs no exception for a result (3.11)."""
+    """Like `delivery_next`, for interpreters whose `await` calls `am_send`, which returns the
+    result without an exception (3.11)."""
     cdef Delivery delivery = <Delivery>self
     cdef BatchCore core = delivery.core
     cdef object given
@@ -927,10 +942,11 @@ cdef int delivery_send(PyObject* self, PyObject* value, PyObject** result) excep
 
 
 cdef class DeliveryCallbacks(Callbacks):
-    """The callbacks of deliveries that are done, which remain in their `Delivery` until they run.
+    """Runs the callbacks of deliveries that are done. Each callback stays in its `Delivery` until
+    it runs.
 
     Args:
-        deliveries: in the order in which their callbacks run.
+        deliveries: the deliveries, in the order in which their callbacks run.
     """
 
     def __cinit__(self, loop not None, list deliveries not None):
@@ -940,7 +956,7 @@ cdef class DeliveryCallbacks(Callbacks):
         self.loop = loop
 
     def __del__(self):
-        """Drop the callbacks that can never run: the loop was closed, or has not accepted them."""
+        """Drop callbacks that can never run, because the loop was closed or did not accept them."""
         cdef Delivery delivery
         if self.deliveries is not None:
             for delivery in self.deliveries[self.next:]:
@@ -972,8 +988,8 @@ cdef class DeliveryCallbacks(Callbacks):
 
 
 cdef Delivery new_delivery(BatchCore core, int32_t index):
-    """Create a `Delivery`. This is the only way to create one, because a `Delivery` without a batch
-    would crash."""
+    """Create a `Delivery`. Only this function creates deliveries, because a `Delivery` without a
+    batch would crash."""
     cdef Delivery delivery = Delivery.__new__(Delivery)
     delivery.core = core
     delivery.index = index
@@ -981,15 +997,16 @@ cdef Delivery new_delivery(BatchCore core, int32_t index):
 
 
 def handle_of(BatchCore core not None):
-    """A `Delivery` of the newest record of a batch. It is done when the batch is done or, if the
-    batch was split, when the last of its parts is."""
+    """Return a `Delivery` of the newest record of a batch. It is done when the batch is done or, if
+    the batch was split, when the last part is done."""
     cdef Delivery delivery = new_delivery(core, core.count - 1)
-    delivery.of_batch = True  # a task that awaits it waits for the batch, not for that record
+    delivery.of_batch = True  # tasks await the batch, not this record
     return delivery
 
 
 cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1:
-    """Reserve room in a batch for a record with this `fields_size`; False if the batch is full."""
+    """Reserve room in a batch for a record whose `fields_size` is `fields`. Return False if the
+    batch is full."""
     cdef BatchCore core = <BatchCore>held  # keep it alive: `grow` may call its owner
     cdef Py_ssize_t size = encoded_size(held, timestamp, fields)
     if not core.has_room(size):
@@ -999,13 +1016,13 @@ cdef bint make_room(PyObject* held, int64_t timestamp, int64_t fields) except -1
 
 
 cdef PyObject* refuse_new(PyTypeObject* kind, PyObject* args, PyObject* kwargs) noexcept:
-    """Raise an error instead of creating an instance. Other modules and subclasses find this
+    """Raise an error instead of creating an instance. Other modules and subclasses call this
     function as `tp_new`; this module calls Cython's function directly."""
     PyErr_SetObject(TypeError, "deliveries are made by producer.submit and try_submit")
     return NULL
 
 
 (<PyTypeObject*>Delivery).tp_new = refuse_new
-(<PyTypeObject*>Delivery).tp_vectorcall = NULL  # Cython's function would not call `refuse_new`
+(<PyTypeObject*>Delivery).tp_vectorcall = NULL  # Cython's function would bypass `refuse_new`
 (<PyTypeObject*>Delivery).tp_iternext = delivery_next
 (<PyTypeObject*>Delivery).tp_as_async.am_send = delivery_send

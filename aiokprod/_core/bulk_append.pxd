@@ -4,8 +4,8 @@ from aiokprod._core.append cimport Appender
 from aiokprod._core.bulk_tracker cimport BulkTracker
 from aiokprod._core.slots cimport TopicSlot
 
-# Types whose only purpose is to choose one of two copies of `append_rows`: the copy without
-# timestamps and headers needs 383 instructions for a value, the other one 474.
+# These types only select one of two copies of `append_rows`: the copy without timestamps and
+# headers takes 383 instructions per value, the other copy 474.
 ctypedef char Plain
 ctypedef int Complete
 ctypedef fused Columns:
@@ -27,8 +27,8 @@ cdef class RecordSource:
 
 cdef object append_row(Appender appender, BulkTracker tracker, object topic, object value,
                        object key, object partition, object timestamp_ms, object headers)
-# This is declared here so that compilers do not inline it: as a part of `append_column` it takes 4
-# more instructions for each value.
+# Declared here so that compilers do not inline it into `append_column`, where it would take 4 more
+# instructions per value.
 cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot topic, list values,
                             list keys, list timestamps, list headers, int32_t partition,
                             Py_ssize_t i, Columns columns) except -1

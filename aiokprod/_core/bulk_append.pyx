@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
 """Appends the records of bulk calls: columns, rows that need user code, and iterables.
 
-The records get no handles; a `BulkTracker` notes the batch and index of each of them.
+The records have no handles; a `BulkTracker` stores the batch and index of each record.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -37,12 +37,12 @@ cdef extern from *:
     void prefetch "aiokprod_prefetch"(const void*) noexcept nogil
 
 cdef enum:
-    AHEAD = 8              # number of rows by which the values of a column are prefetched
+    AHEAD = 8              # rows between the current value and the prefetched value
 
 
 cdef object bytes_of(PyObject* data):
-    """A copy of a bytearray, a memoryview or an instance of a subclass of bytes as bytes; None for
-    anything else, and if it cannot be read."""
+    """Return a bytearray, a memoryview or an instance of a bytes subclass, copied to bytes. Return
+    None for any other type, and if the data cannot be read."""
     if type(<object>data) is bytearray:
         return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(<object>data),
                                          PyByteArray_GET_SIZE(<object>data))
@@ -51,7 +51,7 @@ cdef object bytes_of(PyObject* data):
     try:
         if type(<object>data) is memoryview:
             return PyBytes_FromObject(<object>data)
-        copied = bytes(<object>data)  # may be the user's code
+        copied = bytes(<object>data)  # may call user code
     except Exception:
         return None
     return copied if type(copied) is bytes else None
@@ -59,10 +59,10 @@ cdef object bytes_of(PyObject* data):
 
 cdef inline void hash_keys(list keys, Py_ssize_t start, Py_ssize_t end,
                            uint32_t* hashes) noexcept:
-    """Hashes of the keys that are bytes. That of key i is at `i - end` modulo BLOCK.
+    """Hash the keys that are bytes. The hash of key i is stored at index `i - end` modulo BLOCK.
 
-    A separate loop because one hash is a chain of multiplications: only independent ones can run in
-    parallel.
+    The loop is separate because each hash is a chain of dependent multiplications: the CPU can
+    compute only independent hashes in parallel.
     """
     cdef Py_ssize_t i
     cdef PyObject* key
@@ -77,7 +77,7 @@ cdef inline void hash_keys(list keys, Py_ssize_t start, Py_ssize_t end,
 cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot topic, list values,
                             list keys, list timestamps, list headers, int32_t partition,
                             Py_ssize_t i, Columns columns) except -1:
-    """`append_column`, from record `i` on."""
+    """Implement `append_column`, beginning with record `i`."""
     cdef MemoryBudget memory = appender.memory
     cdef Py_ssize_t end = len(values), hashed = i, check = i + CHECK_ROWS
     cdef PyObject* held  # a BatchCore; its slot keeps it alive
@@ -148,7 +148,7 @@ cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot to
                 row_headers = tuple(row_headers)
                 if headers_encoded_size(row_headers, &record.header_count) != record.headers_size:
                     break
-            passed = record  # a copy: compilers keep data that they pass to other modules in memory
+            passed = record  # a copy, because passing its address keeps a struct out of registers
             held = appender.open_batch(topic, place, sticky, &passed,
                                        0, 0, None, None)  # no charge, reservation, permit, result
             if held is NULL:
@@ -171,12 +171,12 @@ cdef Py_ssize_t append_rows(Appender appender, BulkTracker tracker, TopicSlot to
 def append_column(Appender appender not None, BulkTracker tracker not None,
                   TopicSlot topic not None, list values, list keys, list timestamps, list headers,
                   int32_t partition, Py_ssize_t start):
-    """Append records, beginning with number `start`, until all are appended, the memory is used up
-    or the time slice is over.
+    """Append records, beginning with record `start`, until all are appended, the memory is used up
+    or the time slice has expired.
 
-    Columns are None or lists of equal length, which are not changed during the call; partition -1
-    stands for the partition of the key or, without a key, the sticky partition. Returns the
-    position of the first record that was not appended: it has to wait for memory or the next slice,
+    Columns are None or lists of equal length, which must not change during the call. Partition -1
+    selects the partition by the key or, without a key, the sticky partition. Returns the position
+    of the first record that was not appended. That record has to wait for memory or the next slice,
     or needs the slow path.
     """
     if start < 0:
@@ -194,15 +194,15 @@ def append_column(Appender appender not None, BulkTracker tracker not None,
 
 
 cdef class RecordSource:
-    """The records of a `send_many` call, read one after the other by `append_records`.
+    """The records of a `send_many` call, which `append_records` reads one by one.
 
     Args:
-        iterator: the iterator of the caller's records.
-        kind: their class.
+        iterator: iterator over the caller's records.
+        kind: the class of the records.
 
     Attributes:
-        has_record: a record was read and neither appended nor taken.
-        ended: the iterator has ended, or has raised `failure`.
+        has_record: True if a record was read that was neither appended nor taken.
+        ended: True once the iterator has ended or has raised `failure`.
     """
 
     def __init__(self, iterator not None, kind not None):
@@ -212,13 +212,13 @@ cdef class RecordSource:
         self.is_passive = type(iterator) is ListIterator or type(iterator) is TupleIterator
 
     def take(self):
-        """The record that was read last; the caller appends or refuses it."""
+        """Return the record that was read last. The caller appends or refuses it."""
         record, self.record = self.record, None
         self.has_record = False
         return record
 
     cdef bint read(self) except -1:
-        """Read the next record; False at the end."""
+        """Read the next record. Return False at the end."""
         try:
             self.record = next(self.iterator)
         except StopIteration:
@@ -239,11 +239,12 @@ TupleIterator = type(iter(()))
 def append_objects(Appender appender not None, BulkTracker tracker not None,
                    TopicSlot topic not None, list values not None, list keys, list timestamps,
                    list headers, partition, Py_ssize_t start):
-    """Like `append_column`, but each row is appended like a single record, whose key and value are
-    converted by the serializers.
+    """Like `append_column`, but append each row like a single record, whose key and value the
+    serializers convert.
 
-    Returns what `append_row` returned for the first row that was not appended, which may be None.
-    None at the end and at the end of the time slice, too: the tracker has the number of rows.
+    Returns the result of `append_row` for the first row that was not appended, which may be None.
+    Also returns None after the last row and at the end of the time slice: the tracker has the
+    number of appended rows.
     """
     cdef Py_ssize_t i = start
     cdef object result
@@ -271,10 +272,10 @@ def append_objects(Appender appender not None, BulkTracker tracker not None,
 
 def append_records(Appender appender not None, BulkTracker tracker not None,
                    RecordSource source not None):
-    """Append records of any topics until the source has ended, the time slice is over, or a record
-    was not appended. That record is then in `source`.
+    """Append records of any topics until the source has ended, the time slice has expired or a
+    record was not appended. That record stays in `source`.
 
-    Returns what `Appender.try_append` returns for that record, else None.
+    Returns the result of `Appender.try_append` for that record, or None without such a record.
     """
     cdef bint is_timed = appender.calls_user or not source.is_passive
     cdef int unchecked = 0
@@ -304,12 +305,12 @@ def append_records(Appender appender not None, BulkTracker tracker not None,
 
 cdef object append_row(Appender appender, BulkTracker tracker, object topic, object value,
                        object key, object partition, object timestamp_ms, object headers):
-    """Append a record of a bulk call and note it in one step. Returns True if it was noted, else
-    the result of `Appender.try_append`. The result is a `Delivery` if there was no memory to note a
-    record for which user code was called: that must not be called twice."""
+    """Append a record of a bulk call and add it to the tracker in one step. Return True if it was
+    added, else the result of `Appender.try_append`. The result is a `Delivery` if user code was
+    called and there was no memory to track the record: user code must not be called twice."""
     cdef Delivery delivery = None
     cdef object result
-    tracker.prepare(1)  # first: there may be no memory for it
+    tracker.prepare(1)  # before the append, because the allocation may fail
     if not appender.calls_user:
         delivery = appender.fast(topic, value, key, partition, timestamp_ms, headers)
     if delivery is None:
@@ -326,7 +327,7 @@ cdef object append_row(Appender appender, BulkTracker tracker, object topic, obj
             return delivery
         delivery.cancel()
         raise
-    if not delivery.core.has_token(delivery.index):  # then only the handle is dropped
+    if not delivery.core.has_token(delivery.index):  # only the dropped handle used the charge
         delivery.core.buffered_bytes -= CHARGE
         appender.memory.used -= CHARGE
     return True

@@ -19,13 +19,13 @@ cdef class BulkTracker:
     cdef inline int prepare(self, Py_ssize_t records) except -1:
         """Reserve room for `records` more records."""
         if self.capacity - self.count < records:
-            # Grow by half, so that not every call copies.
+            # Grow by half, so that most calls do not copy.
             self.reserve(max(self.count + records, self.capacity + self.capacity // 2))
         return 0
 
     cdef inline void note(self, BatchCore core) noexcept:
-        """Note the newest record of a batch. Requires `enter` and `prepare`."""
-        core.bulk_count += 1  # the caller of the bulk call waits for it
+        """Add the newest record of a batch. Requires previous calls of `enter` and `prepare`."""
+        core.bulk_count += 1  # the bulk call awaits the record
         self.numbers[self.count] = core.bulk_number
         self.indices[self.count] = core.count - 1
         self.count += 1

@@ -13,7 +13,7 @@ cdef int64_t _trackers = 0
 
 
 cdef class BulkTracker:
-    """Batch and index of each record of a bulk call, in eight bytes per record."""
+    """The batch and index of each record of a bulk call, in eight bytes per record."""
 
     def __cinit__(self):
         global _trackers
@@ -43,7 +43,7 @@ cdef class BulkTracker:
         return 0
 
     cdef int enter(self, BatchCore core) except -1:
-        """Note a batch. It is called before a record is written to the batch, because it may raise
+        """Add a batch. Called before a record is written to the batch, because it may raise
         MemoryError."""
         self.cores.append(core)
         core.bulk_owner = self.identity
@@ -51,8 +51,9 @@ cdef class BulkTracker:
         return 0
 
     cdef int leave(self, BatchCore core) except -1:
-        """Forget the batch that was entered last, because no record of it was noted: it may be
-        dropped without an outcome, and the call would wait for it forever."""
+        """Remove the batch that was entered last, because none of its records was added. A batch
+        without records may be dropped without an outcome, and the call would wait for it forever.
+        """
         self.cores.pop()
         core.bulk_owner = 0
         return 0
@@ -66,12 +67,12 @@ cdef class BulkTracker:
         return 0
 
     def add_delivery(self, Delivery delivery not None):
-        """Note a record that took the slow path."""
+        """Add a record that took the slow path."""
         self.add(delivery.core, delivery.index)
 
     def abandon(self):
-        """Count these records as not awaited, so that their failures are logged: the caller has
-        stopped waiting and will not retrieve them."""
+        """Count the records as not awaited, because the caller has stopped waiting. Their failures
+        are then logged."""
         cdef Py_ssize_t i
         cdef int32_t index
         cdef BatchCore core
@@ -82,7 +83,7 @@ cdef class BulkTracker:
                 core.bulk_count -= 1
 
     def position(self, Py_ssize_t record):
-        """(partition, offset | None, error | None) of one record; its batch must have its
+        """Return (partition, offset | None, error | None) of one record, whose batch must have an
         outcome."""
         cdef int32_t index
         cdef BatchCore core
@@ -98,7 +99,7 @@ cdef class BulkTracker:
         return core.partition, core.base_offset + index if core.base_offset >= 0 else None, None
 
     def error(self, Py_ssize_t record):
-        """A new instance of the error of a record; its batch must have failed."""
+        """Return a new instance of the error of a record, whose batch must have failed."""
         if record < 0 or record >= self.count:
             raise IndexError(record)
         cdef int32_t index = self.indices[record]
@@ -106,8 +107,9 @@ cdef class BulkTracker:
         return core.error_of(index)
 
     def ranges(self):
-        """(topic, partition, records, first offset | None, last offset | None) of the acknowledged
-        records of each batch; all batches must have their outcome."""
+        """Return (topic, partition, records, first offset | None, last offset | None) for the
+        acknowledged records of each batch, or for each acknowledged record if its batch was split,
+        has failed or has withdrawn records. All batches must have an outcome."""
         cdef Py_ssize_t i, total = len(self.cores)
         cdef int32_t number
         cdef BatchCore core
@@ -144,7 +146,7 @@ cdef class BulkTracker:
         return found
 
     def failed(self):
-        """Positions of failed records, ascending."""
+        """Return the positions of the failed records in ascending order."""
         cdef Py_ssize_t i
         cdef int32_t index
         cdef BatchCore core

@@ -8,7 +8,7 @@ cdef class OutcomeReceiver:
 cdef class Callbacks:
     cdef object loop
     cdef object handle
-    # The call that `take` has found.
+    # The next call, which `take` has stored.
     cdef object fn
     cdef object context
     cdef bint context_is_shared

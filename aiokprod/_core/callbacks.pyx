@@ -1,21 +1,21 @@
 # cython: language_level=3
-"""Callbacks of deliveries: one entry in the loop's queue for all of a batch, and their contexts.
+"""Runs the callbacks of deliveries in their contexts, with one `loop.call_soon` per batch.
 
-A `call_soon` for each of them would cost as much as the callbacks themselves. They run in the same
-iteration of the event loop, and in the same order, as with separate entries.
+A `call_soon` for each callback would cost as much as the callback itself. The callbacks run in the
+same iteration of the event loop, and in the same order, as with separate calls.
 
 Each callback runs in a separate copy of the context in which it was registered, as with
-`loop.call_soon`. Most callbacks of a batch are registered in equal contexts, and most do not change
-theirs. Therefore a copy is shared in two places:
+`loop.call_soon`. Most callbacks of a batch are registered in equal contexts and do not change their
+context. Therefore copies are shared in two places:
 
-- at registration (`present_context`), by callbacks whose contexts have the same content. The shared
-  context is never entered, so its content does not change;
-- when they run (`Callbacks.run`), a copy of it serves one callback after the other until one
-  changes it. The next one gets a new copy.
+- At registration (`present_context`), callbacks whose contexts have the same content share a copy.
+  This copy is never entered, so its content does not change.
+- When callbacks run (`Callbacks.run`), they share a copy of that context until one of them changes
+  it. The next callback gets a new copy.
 
-The content of a context is one object, an immutable mapping (PEP 567), and setting a variable
-replaces it. So two contexts are equal if they hold the identical mapping. The mapping is found by
-the type's `tp_traverse`; if that visits anything other than one mapping, nothing is shared.
+The content of a context is one immutable mapping (PEP 567), which is replaced when a variable is
+set. So two contexts are equal if they contain the identical mapping. The type's `tp_traverse` finds
+the mapping; if it visits anything other than one mapping, no context is shared.
 """
 
 from functools import partial
@@ -29,17 +29,17 @@ cdef extern from *:
     static int aiokprod_visit_vars(PyObject *visited, void *found)
     {
         PyObject **vars = (PyObject **)found;
-        if (visited == NULL || PyContext_CheckExact(visited)) {  /* the context entered before */
+        if (visited == NULL || PyContext_CheckExact(visited)) {  /* the previous context */
             return 0;
         }
         if (*vars != NULL) {
-            return 1;  /* two objects: this is not the layout that is known */
+            return 1;  /* two objects: an unknown layout */
         }
         *vars = visited;
         return 0;
     }
 
-    /* The mapping of a context, a borrowed reference that is only compared; NULL if unknown. */
+    /* Return the mapping of a context as a borrowed reference that is only compared, or NULL. */
     static PyObject *aiokprod_vars_of(PyObject *context)
     {
         PyObject *vars = NULL;
@@ -62,7 +62,7 @@ cdef extern from "Python.h":
         int co_flags
     object PyContext_CopyCurrent()
     object PyContext_Copy(object)
-    int PyContext_Enter(object) noexcept  # raises, too
+    int PyContext_Enter(object) noexcept  # -1 with an exception set on failure
     int PyContext_Exit(object) except -1
     bint PyFunction_Check(object)
     bint PyMethod_Check(object)
@@ -74,8 +74,8 @@ cdef int _coroutine_flag = CO_COROUTINE
 
 
 cpdef bint is_plain_callable(object fn) except -1:
-    """True for a callable that is not an `async def` function: the coroutine of that would never
-    run. Also looks into methods, partial objects and `__call__`."""
+    """Return True for a callable that is not an `async def` function, whose coroutine would never
+    run. Methods, partial objects and `__call__` are also checked."""
     if isinstance(fn, OutcomeReceiver):
         return True
     while type(fn) is partial:
@@ -93,7 +93,8 @@ cpdef bint is_plain_callable(object fn) except -1:
 def mark_as_coroutine_function(function not None):
     """Make `inspect.iscoroutinefunction` return True for a compiled function.
 
-    Python 3.11 reads the flag of its code object; 3.12 has `inspect.markcoroutinefunction`.
+    For Python 3.11, which reads the flag of the function's code object. Python 3.12 has
+    `inspect.markcoroutinefunction`.
     """
     cdef object code = function.__code__
     if type(code) is not CodeType:
@@ -102,7 +103,8 @@ def mark_as_coroutine_function(function not None):
 
 
 cdef object present_context(object known):
-    """`known` if it has the content of the current context, else a copy of the current context."""
+    """Return `known` if its content equals that of the current context, else a copy of the current
+    context."""
     cdef object context = PyContext_CopyCurrent()
     cdef PyObject* content = vars_of(context)
     if known is not None and content is not NULL and vars_of(known) is content:
@@ -111,11 +113,11 @@ cdef object present_context(object known):
 
 
 cdef class OutcomeReceiver:
-    """An `on_delivery` callback of this package. It is called in C and without a context, because
-    it calls no code of the application."""
+    """Base class of this package's own `on_delivery` callbacks. They are called from C and without
+    a context, because they call no application code."""
 
     cdef int receive(self, object metadata, object error) except -1:
-        """The record has its outcome: one of the arguments is None."""
+        """Handle the outcome of the record; one of the arguments is None."""
         return 0
 
     def __call__(self, metadata, error):
@@ -123,8 +125,8 @@ cdef class OutcomeReceiver:
 
 
 cdef class Callbacks:
-    """Calls with their contexts. Exceptions are passed to the loop's exception handler, like those
-    of `loop.call_soon`.
+    """Runs calls in their contexts. Exceptions are passed to the loop's exception handler, as with
+    `loop.call_soon`.
 
     Derived classes store the calls. Their `take` removes the next call and stores it in `fn`,
     `context`, `first` and, for two arguments, `second`.
@@ -134,23 +136,23 @@ cdef class Callbacks:
         self.loop = loop
 
     cdef bint pending(self) except -1:
-        """False if there is no call to make."""
+        """Return False if no call is left."""
         return False
 
     cdef bint several(self) except -1:
-        """False if at most one call is left."""
+        """Return False if at most one call is left."""
         return False
 
     cdef bint take(self) except -1:
         return False
 
     cdef int schedule(self) except -1:
-        """Schedule the callbacks for the next iteration. Never raises, because then tasks would not
-        be woken."""
+        """Schedule the callbacks for the next iteration. Never raises, because an exception would
+        leave waiting tasks asleep."""
         cdef int _attempt
         if not self.pending():
             return 0
-        for _attempt in range(2):  # repeat an interrupted `call_soon`; twice is harmless
+        for _attempt in range(2):  # retry an interrupted `call_soon`; a second entry is harmless
             try:
                 self.handle = self.loop.call_soon(self)
                 return 0
@@ -164,8 +166,8 @@ cdef class Callbacks:
     def __call__(self):
         self.handle = None
         if self.several():
-            # Keep an entry in the loop's queue for the other callbacks: this one may run the loop
-            # again or raise KeyboardInterrupt.
+            # Schedule the other callbacks first, because the next callback may run the loop again
+            # or raise KeyboardInterrupt.
             self.schedule()
         try:
             while True:
@@ -193,12 +195,12 @@ cdef class Callbacks:
         cdef PyObject* arguments[2]
         cdef size_t count
         while self.take():
-            # These variables are local, because the callback may run the loop, and with it the next
-            # call.
+            # Copy the call to local variables, because the callback may run the loop, which then
+            # makes the next call.
             fn, context, first, second = self.fn, self.context, self.first, self.second
             self.fn = self.context = self.first = self.second = None
             if isinstance(fn, OutcomeReceiver):
-                self.failed = fn  # if it raises
+                self.failed = fn  # in case it raises
                 (<OutcomeReceiver>fn).receive(first, second)
                 self.failed = None
                 continue
@@ -213,7 +215,7 @@ cdef class Callbacks:
             arguments[0] = <PyObject*>first
             arguments[1] = <PyObject*>second
             result = NULL
-            if PyContext_Enter(own) == 0:  # it fails if the given context is entered already
+            if PyContext_Enter(own) == 0:  # fails if the given context is already entered
                 result = PyObject_Vectorcall(<PyObject*>fn, arguments, count, NULL)
                 PyContext_Exit(own)
             if result is NULL:

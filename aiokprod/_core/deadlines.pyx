@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""Timeouts of waits for records, `send(timeout=...)`: records with similar deadlines share a timer.
+"""Timeouts of `send(timeout=...)`: records with similar deadlines share a timer.
 
-A timer of the loop for each record, which is cancelled when the record has its outcome, costs more
-than the record. Deadlines are rounded up to a multiple of a step, a power of two of at most 1/128
-of the timeout, and all records of one multiple share a timer. So a wait ends at most 0.8 % of its
-timeout too late and never too early. Records that have their outcome are removed from time to time,
-so that at most twice as many records are kept as are still awaited.
+A loop timer for each record, which is cancelled when the record has its outcome, would cost more
+than the record. Therefore deadlines are rounded up to a multiple of a step, and all records with
+the same rounded deadline share a timer. The step is a power of two of at most 1/128 of the timeout,
+so a wait ends at most 0.8 % of its timeout late and never early. Records with an outcome are
+removed whenever the number of stored records has doubled.
 """
 
 from libc.math cimport INFINITY, ceil, frexp, ldexp
@@ -13,20 +13,20 @@ from libc.math cimport INFINITY, ceil, frexp, ldexp
 from aiokprod._core.batch cimport Delivery
 
 cdef enum:
-    STEPS_LOG2 = 8             # a timeout has between 128 and 256 steps,
-    LEAST_LOG2 = -30           # and a step is at least this long: a deadline is divided by it
-    CHECKED_ABOVE = 1 << 30    # s; a larger int may be too large for a float
+    STEPS_LOG2 = 8             # a timeout has between 128 and 256 steps
+    LEAST_LOG2 = -30           # a step has at least 2**-30 s, because deadlines are divided by it
+    CHECKED_ABOVE = 1 << 30    # seconds; a larger int may be too large for a float
     FEWEST = 64                # handles of a timer before the first removal
-    SLICE = 1024               # records that expire in one iteration of the event loop
+    SLICE = 1024               # most records that expire in one iteration of the event loop
 
 
 cdef class _Timer:
-    """The deliveries whose wait ends at `time`."""
+    """The deliveries whose waits end at `time`."""
     cdef Deadlines owner
     cdef double time
     cdef list deliveries
-    cdef Py_ssize_t limit      # length of `deliveries` at which those with an outcome are removed
-    cdef Py_ssize_t next       # index of the next one to expire
+    cdef Py_ssize_t limit      # length of `deliveries` at which completed deliveries are removed
+    cdef Py_ssize_t next       # index of the next delivery to expire
     cdef object handle
 
     cdef int add(self, Delivery delivery) except -1:
@@ -38,12 +38,12 @@ cdef class _Timer:
         return 0
 
     def __call__(self):
-        """End the waits. If a signal handler raises, the others end in the next iteration."""
+        """End the waits. If a signal handler raises, the other waits end in the next iteration."""
         cdef Delivery delivery
         cdef Py_ssize_t stop
-        if self.owner is None:  # made without `Deadlines`
+        if self.owner is None:  # created without `Deadlines`
             return
-        self.handle = None  # it refers to this object
+        self.handle = None  # breaks the reference cycle
         self.owner.forget(self)
         stop = min(self.next + SLICE, <Py_ssize_t>len(self.deliveries))
         try:
@@ -78,7 +78,7 @@ cdef class Deadlines:
         self.timers = {}
 
     def begin(self, timeout):
-        """The deadline of a call that begins now: a time of the loop's clock."""
+        """Return the deadline of a call that begins now, as a time of the loop's clock."""
         if not ((type(timeout) is float and timeout > 0)
                 or (type(timeout) is int and 0 < timeout <= CHECKED_ABOVE)):
             self.check(timeout)
@@ -90,8 +90,8 @@ cdef class Deadlines:
         return len(self.timers)
 
     def watch(self, Delivery delivery not None, double deadline, double timeout):
-        """Let the wait for a record expire at its deadline. Then the record is withdrawn or, if it
-        is too late for that, only the wait ends. The waiting task gets `WaitExpired`."""
+        """End the wait for a record at its deadline. If possible, the record is then withdrawn;
+        otherwise only the wait ends. The waiting task receives `WaitExpired`."""
         cdef int exponent
         cdef double step, time
         cdef _Timer timer = self.latest
@@ -125,7 +125,7 @@ cdef class Deadlines:
         return 0
 
     def close(self):
-        """Cancel all timers: every record has its outcome."""
+        """Cancel all timers, because every record has its outcome."""
         cdef _Timer timer
         self.latest = None
         while self.timers:

@@ -38,14 +38,14 @@ cdef class HookCalls:
 
 
 cdef class HookedRecord:
-    cdef HookCalls hooks    # None once the outcome is reported, or a batch will report it
+    cdef HookCalls hooks    # None if the outcome was reported or a batch will report it
     cdef readonly object record
     cdef readonly object topic
     cdef readonly object partition
     cdef public object headers
     cdef readonly Py_ssize_t interceptors_called
     cdef readonly Py_ssize_t plugins_called
-    cdef list tokens          # of each plug-in, or None for no token; None if there are none
+    cdef list tokens          # a token or None for each plug-in; None without tokens
 
 
 cdef class SentRecord:

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Calls a producer's interceptors and plug-ins, for the fast path and the slow path alike.
+"""Calls a producer's interceptors and plug-ins, for both the fast path and the slow path.
 
-A `HookedRecord` accompanies a record until it is in a batch. From then on the batch has tokens for
-it (`BatchCore.add_token`), and returns them when the record has its outcome.
+A `HookedRecord` represents a record until the record is in a batch. From then on the batch stores
+tokens for the record (`BatchCore.add_token`) and passes them to the hooks with the outcome.
 
 Source: Java `ProducerInterceptors`, `KafkaProducer.AppendCallbacks`.
 """
@@ -15,8 +15,8 @@ cdef extern from "Python.h":
     int PyObject_GenericSetAttr(object, object, object) except -1
 
 cdef enum:
-    OF_INTERCEPTORS = 0    # numbers of the lists of tokens: the interceptors' list,
-    FIRST_PLUGIN = 1       # then one list for each plug-in
+    OF_INTERCEPTORS = 0    # index of the interceptors' token list
+    FIRST_PLUGIN = 1       # index of the first plug-in's token list; each plug-in has one list
 
 cdef object new_object = object.__new__
 
@@ -28,7 +28,7 @@ cdef class InterceptorCalls:
     `failed(interceptor, method, error)`, which logs an exception.
 
     Args:
-        interceptors: the objects.
+        interceptors: the interceptors, in the order of the calls.
         headers_wanted: for each interceptor, whether its `on_acknowledgement` has a parameter
             `headers`.
         record_type: the class of records, a dataclass with slots.
@@ -45,8 +45,9 @@ cdef class InterceptorCalls:
         return bool(self.interceptors)
 
     def on_send(self, record):
-        """Return the record after all interceptors. An interceptor that fails, or returns anything
-        but a valid record, is skipped: the next one gets the previous record."""
+        """Pass the record through all interceptors and return the result. An interceptor that
+        raises or does not return a valid record is skipped: the next interceptor gets the previous
+        record."""
         cdef HookedRecord hooked = HookedRecord.__new__(HookedRecord)
         self.pass_on(record, hooked)
         return hooked.record
@@ -57,7 +58,8 @@ cdef class InterceptorCalls:
 
     @cython.nonecheck(True)
     cdef int pass_on(self, object record, HookedRecord hooked) except -1:
-        """Store in `hooked` the record after all interceptors, and the number of those called."""
+        """Pass the record through all interceptors. Store the result and the number of interceptors
+        called in `hooked`."""
         hooked.record = record
         for interceptor in self.interceptors:
             hooked.interceptors_called += 1
@@ -78,7 +80,7 @@ cdef class InterceptorCalls:
     @cython.nonecheck(True)
     cdef int acknowledge(self, object metadata, object error, object headers, Py_ssize_t count,
                          object loop) except -1:
-        """Report an outcome to the first `count` interceptors, whatever they raise; see
+        """Report an outcome to the first `count` interceptors, even if some of them raise; see
         `interrupted`."""
         cdef Py_ssize_t i
         for i in range(count):
@@ -97,13 +99,13 @@ cdef class InterceptorCalls:
 
 
 cdef int interrupted(object loop, str what, object error) except -1:
-    """Pass a BaseException that is not an Exception, raised while an outcome was reported, to the
-    loop's exception handler, so that the other reports are made. Without a loop it is raised."""
+    """Pass an exception such as KeyboardInterrupt, raised while an outcome was reported, to the
+    loop's exception handler, so that reporting continues. Without a loop, raise it."""
     if loop is None:
         raise error
     context = {"message": f"aiokprod: {what} was interrupted", "exception": error}
     try:
-        # The handler is not called here, because a SystemExit that it raises would end the reports.
+        # The handler is not called here, because a SystemExit raised by it would stop reporting.
         loop.call_soon(loop.call_exception_handler, context)
     except RuntimeError:  # the loop is closed
         loop.default_exception_handler(context)  # logs the error
@@ -115,23 +117,24 @@ cdef class HookCalls:
 
     Derived classes define:
 
-    - `refused(topic, partition, record, error)`: a `SerializedRecord` failed before it was in a
-      batch;
-    - `given_up(hooked, error)`: an interceptor of the record raised KeyboardInterrupt or the like;
-    - `dropped(hooked)`: the call for the record was deleted before it ended;
+    - `refused(topic, partition, record, error)`: reports a `SerializedRecord` that failed before it
+      was in a batch;
+    - `given_up(hooked, error)`: reports a record whose interceptor raised an exception such as
+      KeyboardInterrupt;
+    - `dropped(hooked)`: reports a record whose call was deleted before it ended;
     - `withdrawn_error(topic, partition)`: returns the error of a withdrawn record;
     - `failed(plugin, method, error)`: logs an exception;
-    - `check_headers(headers)`: raises if they are not valid.
+    - `check_headers(headers)`: raises if the headers are not valid.
 
-    If `on_send` or `on_append` raises a BaseException that is not an Exception (KeyboardInterrupt),
-    it is raised to the caller, and the record is refused. If a method that gets an outcome raises
-    one, it is passed to the exception handler of the loop, and the other reports are made.
+    If `on_send` or `on_append` raises a BaseException such as KeyboardInterrupt, the exception is
+    raised to the caller, and the record is refused. If a method that receives an outcome raises
+    such an exception, it is passed to the loop's exception handler, and reporting continues.
 
     Attributes:
-        loop: the producer's loop, once it is started.
-        interceptors: None if there are none.
+        loop: the producer's loop once the producer has started, else None.
+        interceptors: the interceptors, or None.
         plugins: objects with the methods of `RecordPlugin`.
-        called: there are interceptors or plug-ins.
+        called: True if there are interceptors or plug-ins.
     """
 
     def __init__(self, InterceptorCalls interceptors, tuple plugins not None):
@@ -140,7 +143,7 @@ cdef class HookCalls:
         self.called = interceptors is not None or len(plugins) > 0
 
     def start(self, record not None):
-        """Call `on_send` of the interceptors; None if there are neither interceptors nor
+        """Call `on_send` of the interceptors. Return None if there are neither interceptors nor
         plug-ins."""
         return self.started(record, record.topic, record.partition) if self.called else None
 
@@ -166,7 +169,7 @@ cdef class HookCalls:
 
     cdef HookedRecord begin(self, object topic, object value, object key, object partition,
                             object timestamp_ms, object headers):
-        """Like `start`, for the checked fields of a record."""
+        """Like `start`, but for the checked fields of a record."""
         cdef object record
         cdef HookedRecord hooked
         if self.interceptors is None:
@@ -184,7 +187,7 @@ cdef class HookCalls:
 
     @cython.nonecheck(True)
     cdef object call_plugins(self, HookedRecord hooked, object value, object key, object headers):
-        """Call `on_append` of the plug-ins; the headers after all of them."""
+        """Call `on_append` of all plug-ins and return the resulting headers."""
         cdef Py_ssize_t number
         cdef tuple given, result
         if not self.plugins:
@@ -234,7 +237,7 @@ cdef class HookCalls:
                     if hooked.tokens[number] is not None:
                         core.add_token(self, FIRST_PLUGIN + number, delivery.index,
                                        hooked.tokens[number])
-        except BaseException:  # no memory: the record is withdrawn, and reported by its call
+        except BaseException:  # no memory: the caller withdraws and reports the record
             core.pull_tokens(delivery.index)
             hooked.hooks = self
             raise
@@ -242,7 +245,7 @@ cdef class HookCalls:
 
     @cython.nonecheck(True)
     def settled(self, BatchCore core not None, list tokens not None, view):
-        """Report the outcome of a batch for the tokens of its records; see `add_token`.
+        """Report the outcome of a batch to the hooks of its records; see `BatchCore.add_token`.
 
         Args:
             view: passed to plug-ins as the batch; None if the batch failed while a record was
@@ -274,12 +277,12 @@ cdef class HookCalls:
                     self.acknowledge(metadata, None, sent.headers, core.loop)
                 else:
                     self.acknowledge(None, core.error_of(<int32_t>index), sent.headers, core.loop)
-            except BaseException as error:  # no memory
+            except BaseException as error:  # for example a MemoryError
                 interrupted(core.loop, "an interceptor", error)
         return 0
 
     cdef int settle_plugin(self, object plugin, BatchCore core, list pairs, object view) except -1:
-        """Report the outcome of the records that have tokens of one plug-in."""
+        """Report the outcome of all records with a token of this plug-in."""
         cdef list common = pairs
         base_offset = core.base_offset if core.base_offset >= 0 else None
         own = core.record_errors
@@ -331,7 +334,7 @@ cdef class HookCalls:
 
     @cython.nonecheck(True)
     def withdrawn(self, BatchCore core not None, list tokens not None):
-        """Report a record that was withdrawn from its batch: (number, token) pairs."""
+        """Report a record that was withdrawn from its batch. `tokens` has (number, token) pairs."""
         cdef SentRecord sent
         cdef Py_ssize_t number
         error = self.withdrawn_error(core.topic, core.partition)
@@ -345,8 +348,8 @@ cdef class HookCalls:
 
     @cython.nonecheck(True)
     def end(self, HookedRecord hooked not None, topic, partition, error):
-        """Report a record that failed before it was in a batch, unless it was reported before or
-        its batch reports it."""
+        """Report a record that failed before it was in a batch, unless it was already reported or
+        its batch will report it."""
         cdef Py_ssize_t number
         if hooked.hooks is None:
             return
@@ -361,22 +364,22 @@ cdef class HookCalls:
 
 
 cdef class HookedRecord:
-    """A record that interceptors or plug-ins may have seen and that is not in a batch yet.
+    """A record that interceptors or plug-ins may have received and that is not in a batch yet.
 
-    If it has not been reported when this object is deleted, it is reported as failed, for example
-    with a coroutine that is cancelled before it runs.
+    A record that has not been reported when this object is deleted is reported as failed, for
+    example if its coroutine was cancelled before it ran.
 
     Attributes:
         record: the record as the interceptors returned it; None without interceptors.
-        topic, partition: topic and partition of that record.
-        headers: the headers as far as they are known: those of the record, later also those of the
-            serializers and plug-ins.
+        topic, partition: topic and partition of the record.
+        headers: the headers of the record, and those that serializers and plug-ins have added so
+            far.
         interceptors_called: number of interceptors whose `on_send` was called.
         plugins_called: number of plug-ins whose `on_append` was called.
     """
 
     def append_headers(self, value, key, headers):
-        """Call `on_append` of the plug-ins, unless that was already done, and return the headers to
+        """Call `on_append` of the plug-ins unless it was already called, and return the headers to
         send."""
         if self.plugins_called or self.hooks is None:
             return self.headers
@@ -390,5 +393,5 @@ cdef class HookedRecord:
 @cython.freelist(256)
 @cython.no_gc
 cdef class SentRecord:
-    """The token of a record: the arguments of `on_acknowledgement` besides topic, partition and
-    offset."""
+    """The interceptors' token of a record: the data for `on_acknowledgement` except topic,
+    partition and offset."""

@@ -4,7 +4,7 @@ from aiokprod._core.batch cimport Delivery
 
 
 cdef class MemoryBudget:
-    # The append paths, `Reservation`, `PartitionSlot.let_go` and `BufferMemory` write this.
+    # Written by the append paths, `Reservation`, `PartitionSlot.let_go` and `BufferMemory`.
     cdef public int64_t used
     cdef public int64_t limit        # constant
     cdef public bint has_waiters     # written by `BufferMemory`

@@ -1,4 +1,4 @@
-# Key, value and headers of a record that are Python objects, as C data.
+# Reads a record's key, value and headers, which are Python objects, as C data.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.ref cimport PyObject
@@ -11,7 +11,7 @@ cdef char* write_header_pairs(char* p, object headers) except NULL
 
 
 cdef inline Py_ssize_t size_of(PyObject* data) noexcept:
-    """Length of bytes; -1 for None, and -2 for anything else."""
+    """Return the length of bytes, -1 for None, or -2 for anything else."""
     if PyBytes_CheckExact(<object>data):
         return PyBytes_GET_SIZE(<object>data)
     return -1 if data is <PyObject*>None else -2
@@ -22,7 +22,8 @@ cdef inline const char* data_of(PyObject* data, Py_ssize_t size) noexcept:
 
 
 cdef inline int64_t headers_encoded_size(object headers, int64_t* count) except -2:
-    """Bytes of all headers, or -1 if they are not a list or tuple of (str, bytes | None)."""
+    """Return the encoded size of all headers without their count, and store the count. Return -1 if
+    they are not a list or tuple of (str, bytes | None)."""
     if headers is None:
         count[0] = 0
         return 0
@@ -30,6 +31,6 @@ cdef inline int64_t headers_encoded_size(object headers, int64_t* count) except 
 
 
 cdef inline char* write_headers(char* p, object headers, int64_t count) except NULL:
-    """Write headers that `headers_encoded_size` has checked."""
+    """Write the headers, which `headers_encoded_size` has checked, after their count."""
     p = write_varint(p, count)
     return write_header_pairs(p, headers) if count else p

@@ -19,7 +19,7 @@ RECORD_OVERHEAD = OVERHEAD
 
 
 def record_size_bound(value, key, headers):
-    """Upper bound of a record's encoded bytes; value and key bytes or None.
+    """Return an upper bound of a record's encoded size in bytes; key and value are bytes or None.
 
     Raises ValueError if headers are not (str, bytes | None) pairs.
     """
@@ -32,12 +32,12 @@ def record_size_bound(value, key, headers):
 
 
 def murmur2(bytes data not None):
-    """Java `Utils.murmur2` of the bytes as a signed 32-bit integer."""
+    """Return the hash of Java's `Utils.murmur2` as a signed 32-bit integer."""
     return <int32_t>murmur2_bytes(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
 
 def key_partition(bytes key not None, int32_t partitions):
-    """The partition of a key in a topic with `partitions` partitions."""
+    """Return the partition of a key in a topic with `partitions` partitions."""
     if partitions <= 0:
         raise ValueError("a topic has partitions")
     return <int32_t>(key_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) % <uint32_t>partitions)
@@ -67,7 +67,7 @@ cdef int64_t checked_headers_size(object headers, int64_t* count) except -2:
 
 
 cdef char* write_header_pairs(char* p, object headers) except NULL:
-    """The part of `write_headers` after their count."""
+    """Write the headers without their count; see `write_headers`."""
     cdef Py_ssize_t size
     cdef const char* name
     cdef PyObject* value

@@ -1,5 +1,5 @@
 cdef inline bint is_payload(object data) noexcept:
-    """True for data that are appended unchanged: bytes or None."""
+    """Return True for data that is appended unchanged: bytes or None."""
     return data is None or type(data) is bytes
 
 
@@ -14,7 +14,7 @@ cdef class FieldSerializer:
     cdef object recovered(self, str topic, object data)
 
     cdef inline object convert(self, str topic, object headers, object data):
-        """Bytes or None, or an awaitable; None for None."""
+        """Return bytes, None or an awaitable. None is returned unchanged."""
         if data is None or (self.passthrough and type(data) is bytes):
             return data
         return self.serialize(topic, headers, data)

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Calls a producer's serializers, for the fast path and the slow path alike.
+"""Calls a producer's serializers, for both the fast path and the slow path.
 
 A serializer is called once for each key or value. If it returns an awaitable, or if the record
-cannot be appended at once, the slow path continues with the results in `SerializedRecord`.
+cannot be appended immediately, the slow path continues with the results in `SerializedRecord`.
 
 Source: Java `KafkaProducer.doSend`: the key is serialized before the value.
 """
@@ -18,25 +18,27 @@ cdef extern from "Python.h":
 
 
 cdef int raise_present() except -1:
-    """Raise the exception that a function of the C API has set."""
+    """Raise the exception that a C API function has set."""
     return -1
 
 
 cdef class FieldSerializer:
     """A user's serializer for keys or values.
 
-    Derived classes define the methods that need no compiled code: `recover(topic, data, error)`,
-    which raises the error for an exception of the serializer or returns another result, and
-    `checked(topic, data, result)`, which converts a result that is neither bytes nor None to bytes,
-    returns it if it is an awaitable, and raises for anything else.
+    Derived classes define the methods that need no compiled code:
+
+    - `recover(topic, data, error)` handles an exception of the serializer: it raises the error for
+      the caller or returns another result;
+    - `checked(topic, data, result)` handles a result that is neither bytes nor None: it converts
+      the result to bytes, returns an awaitable unchanged, and raises for anything else.
 
     Args:
         call: the user's function.
-        takes_topic: it is called with (topic, headers, data), else with the data alone.
-        second, third: further arguments of the call, unless `second` is None; a `functools.partial`
-            costs more.
+        takes_topic: the function is called with (topic, headers, data), else with the data alone.
+        second, third: more arguments of the call, unless `second` is None; a `functools.partial`
+            would be slower.
         passthrough: the serializer returns bytes unchanged and copies bytearray and memoryview, so
-            it is not called for them.
+            it is not called for these types.
     """
 
     def __init__(self, call, *, bint takes_topic, bint passthrough, second=None, third=None):
@@ -47,23 +49,24 @@ cdef class FieldSerializer:
         self.passthrough = passthrough
 
     def __call__(self, str topic not None, headers, data):
-        """Bytes or None, or an awaitable if the serializer is asynchronous; None for None.
+        """Return bytes or None, or an awaitable if the serializer is asynchronous. None is returned
+        unchanged.
 
         Raises:
-            SerializationError: the serializer failed (chained) or returned something else.
+            SerializationError: the serializer failed (chained) or returned another type.
         """
         return self.convert(topic, headers, data)
 
     cdef object serialize(self, str topic, object headers, object data):
-        """Like `convert`, for data that are not returned unchanged."""
-        # [0] is left free, because vectorcall lets the called function store another argument in
-        # it.
+        """Like `convert`, for data that is not returned unchanged."""
+        # arguments[0] is unused: PY_VECTORCALL_ARGUMENTS_OFFSET permits the called function to
+        # overwrite it.
         cdef PyObject* arguments[4]
         cdef size_t count = 3
         cdef PyObject* found
         cdef object result
-        # The exceptions of these two calls are not caught by `try`, which is slower if there are
-        # none.
+        # Exceptions of these two calls are not caught with `try`, which would slow down calls
+        # without an exception.
         if self.passthrough and (type(data) is bytearray or type(data) is memoryview):
             found = PyBytes_FromObject(<PyObject*>data)
         else:
@@ -87,7 +90,7 @@ cdef class FieldSerializer:
         return result if is_payload(result) else self.checked(topic, data, result)
 
     cdef object recovered(self, str topic, object data):
-        """The result of `recover` for the exception that is set."""
+        """Return the result of `recover` for the exception that is currently set."""
         try:
             raise_present()
         except Exception as error:
@@ -99,23 +102,24 @@ cdef class SerializedRecord:
     """Key and value of one record, as far as they are serialized.
 
     Attributes:
-        key: bytes or None; the awaitable that the serializer returned, if it is asynchronous.
-        value: like `key`, for the value, if `has_value`.
-        headers: the list that was passed to the serializers, to which they may have appended; the
+        key: bytes or None, or the awaitable that an asynchronous serializer returned.
+        value: like `key`, for the value; valid if `has_value`.
+        headers: the list that was passed to the serializers, which may have appended to it; the
             argument of the call if no serializer takes headers.
-        has_value: the value's serializer was called. It is not called while the key is awaitable.
-        is_started: the serializers were called. They are not if an interceptor has changed the
-            record to one that needs the slow path.
-        hooked: the `HookedRecord` of a producer with interceptors, None without.
+        has_value: True if the value's serializer was called. It is not called while the key is an
+            awaitable.
+        is_started: True if the serializers were called. They are not called if an interceptor has
+            changed the record so that it needs the slow path.
+        hooked: the `HookedRecord` of a producer with interceptors or plug-ins, else None.
     """
 
     cdef bint is_complete(self) noexcept:
-        """True if key and value are bytes or None."""
+        """Return True if key and value are bytes or None."""
         return self.has_value and is_payload(self.key) and is_payload(self.value)
 
     def take_failure(self):
-        """The error of a serializer, or None if none failed. Returned once, so that the object is
-        not part of a reference cycle with the error's traceback."""
+        """Return the error of a serializer or of the partitioner, or None. The error is removed, so
+        that this object does not form a reference cycle with the error's traceback."""
         failure, self.failure = self.failure, None
         return failure
 
@@ -124,8 +128,8 @@ cdef class SerializerPair:
     """The two serializers of a producer.
 
     Attributes:
-        plain: both pass bytes through.
-        takes_headers: a serializer is called with the headers, and may append to them.
+        plain: True if both serializers pass bytes through.
+        takes_headers: True if a serializer is called with the headers; it may append to them.
     """
 
     def __init__(self, FieldSerializer key not None, FieldSerializer value not None):
@@ -138,21 +142,21 @@ cdef class SerializerPair:
     @cython.nonecheck(True)  # the serializers are None if `__init__` was not called
     cpdef SerializedRecord serialize(self, str topic, object headers, object value, object key,
                                      SerializedRecord record=None):
-        """Serialize key and value, in this order, as far as possible without waiting.
+        """Serialize the key and then the value, as far as possible without waiting.
 
         Args:
             headers: list or tuple of (str, bytes or None) pairs, or None; serializers get a copy as
                 a list.
-            record: receives the results; if it is None, a new one is created.
+            record: receives the results; if None, a new record is created.
 
-        Errors of serializers are not raised, but kept for `take_failure`.
+        Errors of serializers are not raised, but stored for `take_failure`.
         """
         if record is None:
             record = SerializedRecord.__new__(SerializedRecord)
         record.headers = headers
         if self.takes_headers:
             record.headers = [] if headers is None else list(headers)
-        record.is_started = True  # not before: there may be no memory for the list
+        record.is_started = True  # set after the list is created, which may raise MemoryError
         try:
             record.key = self.key.convert(topic, record.headers, key)
             if is_payload(record.key):

@@ -16,14 +16,14 @@ cdef class PartitionSlot:
 cdef class TopicSlot:
     cdef readonly str topic
     cdef readonly list slots
-    # Written by `RecordAccumulator.open_new_batch`, and set to -1 by `TopicSlots`, so that another
-    # one is chosen.
+    # Written by `RecordAccumulator.open_new_batch`. `TopicSlots` sets it to -1, so that another
+    # partition is chosen.
     cdef public int32_t sticky
-    # The append paths count this; `RecordAccumulator.open_new_batch` sets it to 0.
+    # Counted by the append paths; `RecordAccumulator.open_new_batch` sets it to 0.
     cdef public int64_t sticky_bytes
     cdef readonly int64_t sticky_limit  # bytes after which another sticky partition is chosen
 
 
 cdef inline bint has_partition(TopicSlot slot, object partition) except -1:
-    """True if `partition` is one of the topic."""
+    """Return True if `partition` is a partition of the topic."""
     return type(partition) is int and 0 <= partition < len(slot.slots)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, cdivision=True
-"""The state of a partition and of a topic in the append path."""
+"""The state of topics and partitions in the append path."""
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -10,13 +10,13 @@ from aiokprod._core.memory cimport ByteCount, MemoryBudget
 cdef class PartitionSlot:
     """The open batch of one partition, if any; the base class of `PartitionQueue`.
 
-    Each method is a single step: no signal handler can raise, and no finalizer can send a record,
-    while a change is incomplete.
+    Each method is a single step: while a change is incomplete, no signal handler can raise and no
+    finalizer can submit a record.
 
     Attributes:
         core: the open batch, or None if there is none.
-        reserved_bytes: bytes of the partition's sealed batches, and of an open one that has to wait
-            behind another batch. They are also counted for the broker that leads the partition
+        reserved_bytes: bytes of the partition's sealed batches, and of an open batch that has to
+            wait behind another batch. They are also counted for the broker that leads the partition
             (`follow`).
         opened: number of batches opened so far.
     """
@@ -27,8 +27,8 @@ cdef class PartitionSlot:
 
     def open(self, BatchCore core not None, int64_t opened, batch, batches,
              dict incomplete not None):
-        """Make `core` the open batch and add its `batch` to `batches` and `incomplete`. False if
-        another batch was opened since `opened` was read."""
+        """Make `core` the open batch and add its `batch` to `batches` and `incomplete`. Return
+        False if another batch was opened since the caller read `opened`."""
         if self.core is not None or self.opened != opened:
             return False
         incomplete[batch] = None
@@ -42,14 +42,14 @@ cdef class PartitionSlot:
         return True
 
     def follow(self, ByteCount account not None):
-        """Count the reserved bytes for another broker from now on."""
+        """Move the reserved bytes to the account of another broker."""
         if self.account is not None:
             self.account.bytes -= self.reserved_bytes
         account.bytes += self.reserved_bytes
         self.account = account
 
     def hold(self, BatchCore core not None):
-        """Count the bytes of a batch for its broker, except those that are counted already."""
+        """Count the bytes of a batch for its broker, except those that are already counted."""
         cdef int64_t more = core.buffered_bytes - core.reserved_bytes
         if self.account is None:
             raise ValueError("the partition has no account yet")
@@ -58,7 +58,8 @@ cdef class PartitionSlot:
         self.account.bytes += more
 
     def let_go(self, BatchCore core not None, MemoryBudget memory not None):
-        """Return the bytes of a batch to its broker's share and to the memory; their number."""
+        """Release the bytes of a batch from its broker's share and the memory, and return their
+        number."""
         cdef int64_t charged = core.buffered_bytes
         if (self.account is None or self.reserved_bytes < core.reserved_bytes
                 or self.account.bytes < core.reserved_bytes or memory.used < charged):
@@ -71,7 +72,7 @@ cdef class PartitionSlot:
 
 
 cdef class TopicSlot:
-    """The partitions of one topic and its sticky choice (-1: none yet).
+    """The partitions of one topic and its sticky partition (-1: none chosen yet).
 
     Args:
         sticky_limit: bytes after which another sticky partition is chosen.

@@ -1,7 +1,7 @@
-# Varints, big-endian integers and murmur2 as inline C.
+# Varints and murmur2 as inline C.
 #
 # Varints are the zig-zag base-128 integers of record batch v2 (Kafka protocol guide, "Record
-# Batch"; Java `ByteUtils`). Callers must make room first, with the size functions.
+# Batch"; Java `ByteUtils`). Callers must first reserve the bytes that `varint_size` returns.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -10,8 +10,8 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    /* Bits of a number without a loop: the size of about every second record differs from that of
-       the one before it, so branches would often be mispredicted. */
+    /* Number of bits, without a loop: about every second record differs in size from the previous
+       record, so branches would often be mispredicted. */
     #if defined(__GNUC__) || defined(__clang__)
     static inline int aiokprod_bits(uint64_t z) { return 64 - __builtin_clzll(z); }
     #elif defined(_MSC_VER) && defined(_M_X64)
@@ -28,7 +28,7 @@ cdef extern from *:
         return n;
     }
     #endif
-    /* memcpy for short strings, which most keys and values are, without a call. */
+    /* memcpy that makes no call for short strings; most keys and values are short. */
     static inline void aiokprod_copy(char *to, const char *from, size_t n) {
         if (n > 64) {
             memcpy(to, from, n);
@@ -52,7 +52,7 @@ cdef extern from *:
         }
     }
     """
-    int aiokprod_bits(uint64_t z) noexcept nogil  # of z > 0
+    int aiokprod_bits(uint64_t z) noexcept nogil  # for z > 0
     void aiokprod_copy(char* to, const char* source, size_t n) noexcept nogil
 
 
@@ -79,7 +79,8 @@ cdef inline char* write_varint(char* p, int64_t value) noexcept nogil:
 
 
 cdef inline const char* read_varint(const char* p, const char* end, int64_t* out) noexcept nogil:
-    """The position after the varint, or NULL if it runs past `end` or over ten bytes."""
+    """Return the position after the varint, or NULL if the varint extends past `end` or has more
+    than ten bytes."""
     cdef uint64_t z = 0
     cdef int shift = 0
     while p < end and shift < 70:
@@ -93,7 +94,8 @@ cdef inline const char* read_varint(const char* p, const char* end, int64_t* out
 
 
 cdef inline uint32_t murmur2_bytes(const uint8_t* data, Py_ssize_t n) noexcept nogil:
-    """Java `Utils.murmur2`: seed 0x9747b28c, m 0x5bd1e995, r 24, 32-bit wrap-around."""
+    """Return the hash of Java's `Utils.murmur2`: seed 0x9747b28c, m 0x5bd1e995, r 24, 32-bit
+    wrap-around."""
     cdef uint32_t m = 0x5BD1E995u
     cdef uint32_t h = 0x9747B28Cu ^ <uint32_t>n
     cdef uint32_t k

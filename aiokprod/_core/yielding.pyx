@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Fairness between tasks that submit records: which of them continue in this event-loop iteration.
+"""Fairness between tasks that submit records: decides which tasks continue in a loop iteration.
 
-A task that keeps submitting after the time slice of the iteration is over waits in a queue. In each
-of the next iterations a group of the queued tasks continues. If all of them continued in the next
-iteration, thousands of tasks would make it last as long as all their records take, and the sockets
-of brokers would be served only once in that time.
+A task that keeps submitting after the iteration's time slice has expired waits in a queue. In each
+of the next iterations, a group of the queued tasks continues. If thousands of tasks all continued
+in the next iteration, it would last until all their records are appended, and the event loop would
+serve the brokers' sockets only once in that time.
 """
 
 from asyncio import current_task
@@ -16,7 +16,7 @@ from aiokprod._core.memory cimport MemoryBudget
 
 cdef extern from *:
     """
-    /* The time of `time.monotonic`, without a call of it. */
+    /* Return the time of `time.monotonic` without calling that function. */
     #if PY_VERSION_HEX >= 0x030D0000
     static double aiokprod_monotonic(void) {
         PyTime_t now;
@@ -37,8 +37,8 @@ LONG = 0.0005
 
 
 cdef bint has_monotonic_clock(object loop) except -1:
-    """True for the loops of asyncio and uvloop, unless `time` was replaced, for example in a
-    test."""
+    """Return True for the loops of asyncio and uvloop, unless `time` was replaced, for example in
+    a test."""
     method = getattr(loop.time, "__func__", None)
     return getattr(method, "__module__", None) in ("asyncio.base_events", "uvloop.loop")
 
@@ -47,18 +47,18 @@ cdef class YieldQueue:
     """Decides which tasks have to wait, and resumes them group by group.
 
     The time slice of an iteration of the event loop begins with its first record and lasts
-    `slice_length` seconds. The clock is read with every 64th record only, because reading it costs
-    more than an append. Once the slice is over, a task has to wait if it submits its second record
-    in a row; a task that submits one record in an iteration never waits.
+    `slice_length` seconds. The clock is read only with every 64th record, because reading it costs
+    more than an append. After the time slice, a task has to wait when it submits its second record
+    in a row. A task that submits one record in an iteration never waits.
 
-    The next group is half as large if this one used the loop for longer than `LONG` seconds (of
-    `stopwatch`), else twice as large, but never so small that a task waits for more than `ROUND`
-    iterations. Time used by other tasks of the iteration does not count. While a quarter of the
-    memory is in use the group stays small: a resumed task that finds no memory has to wait again,
-    and longer.
+    If a group has used the loop for more than `LONG` seconds (measured by `stopwatch`), the next
+    group is half as large, otherwise twice as large. It is never so small that a task waits for
+    more than `ROUND` iterations. Time used by other tasks in the iteration does not count. While
+    more than a quarter of the memory is in use, groups stay small, because a resumed task that
+    finds no memory has to wait again, and longer.
 
-    A signal handler may raise between any two steps, so `scheduled` is separate from the queue:
-    the next `join` schedules a release that was not scheduled because of an exception.
+    A signal handler may raise between any two steps, so `scheduled` is separate from the queue: if
+    an exception has prevented a release from being scheduled, the next `join` schedules it.
     """
 
     def __init__(self, loop not None, stopwatch, MemoryBudget memory not None,
@@ -78,7 +78,7 @@ cdef class YieldQueue:
         return len(self.line)
 
     def slice_is_over(self):
-        """True if appends have used the loop for longer than a time slice in this iteration."""
+        """Return True if this iteration had appends and its time slice has expired."""
         return self.pass_open and self.slice_over()
 
     # -- current iteration ----------------------------------------------------------------------
@@ -93,11 +93,11 @@ cdef class YieldQueue:
         return 0
 
     def close_pass(self):
-        """Runs once per iteration of the event loop with appends."""
+        """End the current iteration. Runs once in each iteration of the event loop with appends."""
         self.pass_open = False
 
     cdef double now(self) except? -1:
-        """The loop's time; only its differences are used."""
+        """Return the loop's time; only differences of it are used."""
         # Calling the loop's method would take a tenth of the time of `submit` with a serializer.
         return monotonic() if self.is_monotonic else self.clock()
 
@@ -105,8 +105,8 @@ cdef class YieldQueue:
         return self.now() - self.slice_start > self.slice_length
 
     cdef bint must_yield(self) except -1:
-        """True if the calling task has to wait. Called for every record once the slice is over,
-        before that for every `CHECK_EVERY`th record."""
+        """Return True if the calling task has to wait. Called for every `CHECK_EVERY`th record, and
+        for every record after the time slice."""
         if self.since_check < CHECK_EVERY:
             if not self.is_greedy():
                 return False
@@ -115,8 +115,8 @@ cdef class YieldQueue:
         return self.read_clock()
 
     cdef int check_slice(self) except -1:
-        """Called for each record after user code has run, before the append. User code may take any
-        time, so the clock is read for every record, even if its task was just resumed."""
+        """Check the time slice between user code for a record and its append. User code may take
+        any time, so the clock is read for every record, even if the task was just resumed."""
         if self.pass_open and self.slice_over():
             self.overrun = True
             self.allowance = 0
@@ -132,8 +132,8 @@ cdef class YieldQueue:
         return (self.overrun or self.line) and self.is_greedy()
 
     cdef bint is_greedy(self) except -1:
-        """True if the running task has submitted `FREE_RECORDS` in a row after the end of the
-        slice, and has not waited in this iteration."""
+        """Return True if the running task has submitted `FREE_RECORDS` records in a row after the
+        time slice and has not waited in this iteration."""
         if self.allowance > 0:
             self.allowance -= 1
             return False
@@ -152,8 +152,8 @@ cdef class YieldQueue:
     # -- waiting tasks --------------------------------------------------------------------------
 
     def join(self):
-        """A future that is done when the caller may continue. It is marked as awaited, so that an
-        iterator can yield it."""
+        """Return a future that is done when the caller may continue. It is marked as awaited, so
+        that an iterator can yield it."""
         place = self.loop.create_future()
         place._asyncio_future_blocking = True
         self.line.append(place)
@@ -170,11 +170,13 @@ cdef class YieldQueue:
         return 0
 
     def begin(self):
-        """Runs directly before a group, because a loop runs its callbacks in order."""
+        """Store the start time of a group. Runs directly before the group, because a loop runs its
+        callbacks in order."""
         self.began = self.stopwatch()
 
     def release(self):
-        """Runs directly after a group, once per iteration of the event loop while tasks wait."""
+        """Resume the next group. Runs directly after a group, once per iteration of the event loop
+        while tasks wait."""
         self.scheduled = False
         try:
             self.resize()
@@ -188,8 +190,8 @@ cdef class YieldQueue:
 
     cdef int resize(self) except -1:
         cdef Py_ssize_t waiting = len(self.line)
-        # `least` is not lowered while tasks wait: otherwise the last one could wait for more
-        # iterations.
+        # `least` is not lowered while tasks wait: otherwise the last task could wait for more than
+        # `ROUND` iterations.
         self.least = max(self.least, -(-waiting // ROUND))
         if <double>self.stopwatch() - self.began > LONG:
             self.group = max(1, self.group // 2)

@@ -1,4 +1,4 @@
-"""Counters by topic and by broker; their number is limited."""
+"""Counters by topic and by broker, for a limited number of topics and brokers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, Final
 from aiokprod._histogram import Histogram
 
 MAX_TOPICS: Final = 1000
-"""Number of topics with separate counters."""
+"""Maximum number of topics with separate counters."""
 
 MAX_NODES: Final = 1000
-"""Number of brokers with separate counters."""
+"""Maximum number of brokers with separate counters."""
 
 OTHER_TOPICS: Final = "(other)"
-"""Stands for all topics beyond `MAX_TOPICS`. No topic can have this name."""
+"""Name for all topics beyond `MAX_TOPICS`. No topic can have this name."""
 
 OTHER_NODES: Final = -1
-"""Stands for addresses that are not brokers of the metadata (bootstrap servers, coordinators), and
+"""Node id for addresses that are not brokers in the metadata (bootstrap servers, coordinators), and
 for all brokers beyond `MAX_NODES`."""
 
 
@@ -41,15 +41,15 @@ class TopicCounters:
         self.plain_bytes_sent = 0
 
     def snapshot(self) -> dict[str, int]:
-        """The values by name."""
+        """Return the values by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 class NodeCounters:
-    """The counters of one broker; see `METRICS`. Connections count here directly.
+    """The counters of one broker; see `METRICS`. Connections change these counters directly.
 
     Attributes:
-        connections: a gauge.
+        connections: a gauge of the connections that are ready for requests.
         request_latency_s, throttle_time_s: histograms.
     """
 
@@ -89,7 +89,7 @@ class NodeCounters:
         self.throttle_time_s = Histogram()
 
     def snapshot(self) -> dict[str, Any]:
-        """The values by name; for histograms, see `Histogram.snapshot`."""
+        """Return the values by name; for histograms, see `Histogram.snapshot`."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         for name in NODE_HISTOGRAMS:
             values[name] = values[name].snapshot()
@@ -99,11 +99,11 @@ class NodeCounters:
 NODE_HISTOGRAMS: Final = ("request_latency_s", "throttle_time_s")
 
 NODE_COUNTERS: Final = tuple(name for name in NodeCounters.__slots__ if name not in NODE_HISTOGRAMS)
-"""The counters of `NodeCounters` whose sum over all brokers is the value of the producer."""
+"""Counters of `NodeCounters`. The sum of a counter over all brokers is the producer's value."""
 
 
 TOPIC_COUNTERS: Final = TopicCounters.__slots__
-"""Counters whose sum over all topics is the value of the producer."""
+"""Counters of `TopicCounters`. The sum of a counter over all topics is the producer's value."""
 
 
 class TopicTable:
@@ -113,12 +113,13 @@ class TopicTable:
         self.counters: dict[str, TopicCounters] = {}
 
     def add(self, topic: str) -> TopicCounters:
-        """The counters of a topic that is not in `counters`, or those of `OTHER_TOPICS`."""
+        """Add and return the counters of a topic that is not in `counters`. Beyond `MAX_TOPICS`,
+        return the counters of `OTHER_TOPICS`."""
         name = topic if len(self.counters) < MAX_TOPICS and topic else OTHER_TOPICS
         return self.counters.setdefault(name, TopicCounters())
 
     def sums(self) -> dict[str, int]:
-        """The sums over all topics."""
+        """Return the sum of each counter over all topics."""
         topics = list(self.counters.values())
         return {name: sum(getattr(topic, name) for topic in topics) for name in TOPIC_COUNTERS}
 
@@ -130,7 +131,7 @@ class NodeTable:
         self.counters: dict[int, NodeCounters] = {}
 
     def of(self, node_id: int) -> NodeCounters:
-        """The counters of a broker, or those of `OTHER_NODES`."""
+        """Return the counters of a broker, or those of `OTHER_NODES`."""
         found = self.counters.get(node_id)
         return self._add(node_id) if found is None else found
 
@@ -139,6 +140,6 @@ class NodeTable:
         return self.counters.setdefault(key, NodeCounters())
 
     def sums(self) -> dict[str, int]:
-        """The sums over all brokers of the counters by broker."""
+        """Return the sum of each counter over all brokers."""
         nodes = list(self.counters.values())
         return {name: sum(getattr(node, name) for node in nodes) for name in NODE_COUNTERS}

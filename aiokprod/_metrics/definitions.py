@@ -1,6 +1,6 @@
 """The table of all metrics: name, kind, unit, meaning and the Java metric with the same content.
 
-`producer.metrics()`, the exporters and docs/monitoring.md take names and meanings from here.
+`producer.metrics()`, the exporters and docs/monitoring.md use the names and meanings of this table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class Metric(NamedTuple):
 
     Attributes:
         name: the name in `producer.metrics()`.
-        kind: counters count from the start of the producer.
+        kind: the kind of metric. Counters count from the start of the producer.
         unit: the unit of the values; "" if they have none.
         meaning: one sentence without a full stop.
         java: name of the Java metric with the same content; "" if there is none.
-        topic, node: there is a value for each topic, each broker.
-        label: the name of the label by which a counter is divided. The values of such a counter are
-            a dict.
+        topic, node: True if there is also a value for each topic, or for each broker.
+        label: the name of the label by which a counter is divided, or "". The value of such a
+            counter is a dict.
     """
 
     name: str
@@ -232,14 +232,15 @@ BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
 
 def names(kind: Kind, *, labelled: bool = False) -> tuple[str, ...]:
-    """Names of the metrics of a kind: without labelled counters or, if `labelled`, only those."""
+    """Return the names of the metrics of a kind: those without a label or, if `labelled`, those
+    with a label."""
     return tuple(
         metric.name for metric in METRICS if metric.kind == kind and bool(metric.label) == labelled
     )
 
 
 def rows() -> list[str]:
-    """The rows of the table in docs/monitoring.md."""
+    """Return the rows of the table in docs/monitoring.md."""
     made = []
     for metric in METRICS:
         by = [name for name in ("topic", "node") if getattr(metric, name)]

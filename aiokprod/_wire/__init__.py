@@ -1,1 +1,1 @@
-"""Kafka's wire protocol: bytes to typed values and back. No clock, no I/O, no policy."""
+"""Kafka's wire protocol: converts between bytes and typed values. No clock, no I/O, no policy."""

@@ -1,8 +1,8 @@
 """Reads record batches of message format 2.
 
 The producer does not read batches; the Spark sink's audit and the test suites use this module to
-read back the written records. Every count and length is checked against the bytes that are
-available. Source: Java `DefaultRecordBatch`, `DefaultRecord`.
+read the written records. Every count and length is checked against the available bytes. Source:
+Java `DefaultRecordBatch`, `DefaultRecord`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RecordBatch:
         self.payload = payload
 
     def uncompressed(self, max_bytes: int = MAX_UNCOMPRESSED) -> memoryview:
-        """The encoded records, decompressed.
+        """Return the encoded records without compression.
 
         Args:
             max_bytes: limit for the uncompressed size.
@@ -104,7 +104,7 @@ def read_batches(
 
     Args:
         verify_crc: check each batch's CRC-32C.
-        partial_tail: accept an incomplete last batch, which Fetch responses may have, and skip it.
+        partial_tail: skip an incomplete last batch, which Fetch responses may contain.
 
     Raises:
         DecodeError: while iterating, at the first batch that is truncated, damaged, or not of

@@ -1,7 +1,7 @@
 """The codecs of record batches, compatible with Java clients and brokers.
 
-Codecs are thread-safe and release the GIL on large inputs. Decompression stops at the size limit
-that the caller gives. Source: Java `org.apache.kafka.common.compress`, KIP-390 (levels).
+Codecs are thread-safe and release the GIL on large inputs. Decompression stops at the caller's size
+limit. Source: Java `org.apache.kafka.common.compress`, KIP-390 (levels).
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from aiokprod.errors import ConfigError, DecodeError
 _XERIAL_HEADER: Final = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _ZSTD_SLICE: Final = 512
-"""Bytes decompressed per call of zstandard, which cannot limit its output. 512 bytes of input
-contain at most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
+"""Input bytes per call of zstandard, which cannot limit its output. 512 bytes of input contain at
+most 170 blocks of 128 KiB, so one call exceeds the limit by at most 22 MiB."""
 
 
 class Codec(ABC):
-    """A compression type at one level. Its library is imported when an object is created.
+    """A compression type at one level. Creating an object imports the codec's library.
 
-    Worker threads call one codec at the same time, so it must not keep state between calls.
+    Several worker threads may call a codec at the same time, so it must not keep state between
+    calls.
 
     Attributes:
         name: value of `compression_type`.
         codec_id: number of the codec in the batch attributes.
-        level: the level in use, None = the default of Java's client.
+        level: the compression level; None = the default of Java's client.
     """
 
     name: ClassVar[str]
@@ -61,11 +62,11 @@ class NoCompression(Codec):
     codec_id = 0
 
     def compress(self, data: BytesLike) -> bytes:
-        """A copy of `data`, or `data` itself if it is bytes."""
+        """Return a copy of `data`, or `data` itself if it is bytes."""
         return bytes(data)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """A copy of `data`, or `data` itself if it is bytes."""
+        """Return a copy of `data`, or `data` itself if it is bytes."""
         if len(data) > max_bytes:
             raise _too_large(self.name, max_bytes)
         return bytes(data)
@@ -78,13 +79,13 @@ class Gzip(Codec):
     codec_id = 1
 
     def compress(self, data: BytesLike) -> bytes:
-        """Returns one gzip member."""
+        """Return one gzip member."""
         level = zlib.Z_DEFAULT_COMPRESSION if self.level is None else self.level
         stream = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
         return stream.compress(data) + stream.flush()
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Accepts any number of gzip members."""
+        """Decompress any number of gzip members."""
         return _drain(
             self.name,
             lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
@@ -95,7 +96,7 @@ class Gzip(Codec):
 
 
 class Snappy(Codec):
-    """Snappy blocks in the framing of xerial's Java library; also reads plain blocks."""
+    """Snappy blocks in the framing of xerial's Java library. Plain blocks can also be read."""
 
     name = "snappy"
     codec_id = 2
@@ -113,7 +114,7 @@ class Snappy(Codec):
         self._error: type[Exception] = DecompressionError
 
     def compress(self, data: BytesLike) -> bytes:
-        """Returns the xerial header and length-prefixed blocks of up to 32 KiB of input."""
+        """Return the xerial header and length-prefixed blocks of up to 32 KiB of input."""
         chunks = [_XERIAL_HEADER]
         view = memoryview(data)
         for start in range(0, len(view), _XERIAL_BLOCK):
@@ -122,7 +123,7 @@ class Snappy(Codec):
         return b"".join(chunks)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Accepts framed blocks, or one plain block as librdkafka writes it."""
+        """Decompress framed blocks, or one plain block as written by librdkafka."""
         view = memoryview(data)
         if view[:8] != _XERIAL_HEADER[:8]:
             return self._block(bytes(view), max_bytes, max_bytes)
@@ -148,14 +149,14 @@ class Lz4(Codec):
     """LZ4 frames that Java can read: independent blocks of 64 KiB, no dictionary, no content
     checksum (Java computes a different one). The default level is the fast compressor.
 
-    The package is lz4 or, where lz4 has no wheel (musl, free-threaded Python), cramjam.
+    Uses the package lz4 or, where lz4 has no wheel (musl, free-threaded Python), cramjam.
     """
 
     name = "lz4"
     codec_id = 3
 
     _FAST: ClassVar[int] = 0
-    _JAVA_DEFAULT: ClassVar[int] = 9  # stands for the fast compressor in Java's client
+    _JAVA_DEFAULT: ClassVar[int] = 9  # for this level, Java's client uses the fast compressor
 
     def __init__(self, level: int | None = None) -> None:
         super().__init__(level)
@@ -171,12 +172,12 @@ class Lz4(Codec):
                 ) from exc
 
     def compress(self, data: BytesLike) -> bytes:
-        """Returns one LZ4 frame."""
+        """Return one LZ4 frame."""
         level = self._FAST if self.level in (None, self._JAVA_DEFAULT) else self.level
         return self._library.compress(data, level)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Accepts any number of LZ4 frames."""
+        """Decompress any number of LZ4 frames."""
         return self._library.decompress(bytes(data), max_bytes)
 
 
@@ -205,7 +206,7 @@ class _Lz4Package:
 
 
 class _CramjamLz4:
-    """LZ4 frames with cramjam, whose blocks have checksums, which Java verifies."""
+    """LZ4 frames with the package cramjam. Their blocks have checksums, which Java verifies."""
 
     def __init__(self) -> None:
         from cramjam import DecompressionError, lz4
@@ -239,7 +240,7 @@ class _CramjamLz4:
 class Zstd(Codec):
     """Zstandard frames; the default level is 3.
 
-    Since Python 3.14 the standard library encodes them (PEP 784), before the package zstandard.
+    Uses the standard library from Python 3.14 on (PEP 784), otherwise the package zstandard.
     """
 
     name = "zstd"
@@ -261,24 +262,24 @@ class Zstd(Codec):
                 ) from exc
 
     def compress(self, data: BytesLike) -> bytes:
-        """Returns one frame."""
+        """Return one Zstandard frame."""
         level = self._DEFAULT if self.level is None else self.level
         return self._library.compress(data, level)
 
     def decompress(self, data: BytesLike, max_bytes: int) -> bytes:
-        """Accepts any number of frames."""
+        """Decompress any number of Zstandard frames."""
         return self._library.decompress(bytes(data), max_bytes)
 
 
 _MAX_WINDOW_LOG: Final = 27
-"""Binary logarithm of the largest window that level 22 uses."""
+"""Binary logarithm of the largest window size, which level 22 uses."""
 
 
 class _StandardZstd:
     """Zstandard frames with the standard library."""
 
     def __init__(self) -> None:
-        # The module has no types, and not every supported Python has it.
+        # Imported by name, because the module has no types and some supported Pythons lack it.
         self._zstd: Any = import_module("compression.zstd")
 
     def compress(self, data: BytesLike, level: int) -> bytes:
@@ -368,15 +369,15 @@ CODEC_NAMES: Final = tuple(codec.name for codec in _CODECS)
 
 
 def codec_for(name: str, level: int | None = None) -> Codec:
-    """The codec for a `compression_type`.
+    """Return the codec for a `compression_type`.
 
     Args:
         name: one of `CODEC_NAMES`.
-        level: in the range of `LEVELS`; None = Java's default (also -1 for gzip). Codecs without
-            levels ignore it.
+        level: a level in the range of `LEVELS`; None = Java's default (for gzip, also -1). Codecs
+            without levels ignore it.
 
     Raises:
-        ConfigError: the name is unknown, the level out of range, or a package is missing.
+        ConfigError: the name is unknown, the level is out of range, or a package is missing.
     """
     codec = _codec_named(name)
     if codec is Gzip and level == zlib.Z_DEFAULT_COMPRESSION:
@@ -399,7 +400,7 @@ def _codec_named(name: str) -> type[Codec]:
 
 
 def codec_by_id(codec_id: int) -> Codec:
-    """The codec for the id in the batch attributes.
+    """Return the codec for the id in the batch attributes.
 
     Raises:
         DecodeError: there is no such codec.

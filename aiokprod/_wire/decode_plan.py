@@ -1,8 +1,8 @@
 """Builds the compiled decoder of a struct version from the declaration of the struct.
 
 This module decides once per (class, version) which fields exist, which may be null and which
-lengths are compact; the compiled decoders (`aiokprod._wire.decoders`) then run per message. There
-are no exceptions for single messages.
+lengths are compact. The compiled decoders (`aiokprod._wire.decoders`) then run for each message. No
+message has special rules.
 
 Source: KIP-482 (flexible versions and tagged fields), Java `MessageDataGenerator`.
 """
@@ -33,7 +33,7 @@ _SIZED: Final = {
 
 @memoised
 def decode_plan(cls: type[Struct], version: int, flexible: bool) -> Decoder:
-    """The decoder of `cls` for `version` of its message."""
+    """Return the decoder of `cls` for `version` of its message."""
     fields: list[tuple[str, Decoder]] = []
     defaults: list[tuple[str, object]] = []
     tagged: dict[int, tuple[str, Decoder]] = {}
@@ -59,7 +59,7 @@ def _field(spec: FieldSpec, version: int, flexible: bool) -> Decoder:
 
 
 def _element(spec: FieldSpec, version: int, flexible: bool) -> Decoder:
-    """Decoder of a non-null value, or of the elements of an array."""
+    """Return the decoder of a value that is not null, or of the elements of an array."""
     if spec.element is not None:
         return decode_plan(spec.element, version, flexible)
     if spec.wire_type is WireType.BOOL:

@@ -1,4 +1,4 @@
-"""Compiled decoders of the structs in Kafka's messages; see decoders.pyx."""
+"""Compiled decoders for the structs in Kafka's messages; see decoders.pyx."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self

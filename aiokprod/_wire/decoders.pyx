@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False
-"""Compiled decoders of the structs in Kafka's messages, one per field.
+"""Compiled decoders for the structs in Kafka's messages, one decoder per field.
 
-`decode_plan` composes them from the declarations once per message and version; this code runs per
-message. Every length is checked against the bytes that are left before memory is allocated. All
-integers are big-endian two's complement. There are no exceptions for single messages.
+`decode_plan` composes the decoders from the declarations once per message type and version; this
+code runs for each message. Every length is checked against the remaining bytes before memory is
+allocated. All integers are big-endian two's complement. No message has special rules.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -43,7 +43,7 @@ cdef class Cursor:
         raise self.error(text)
 
     cdef Py_ssize_t advance(self, Py_ssize_t size) except -1:
-        """Skip `size` bytes and return the index of the first of them."""
+        """Skip `size` bytes and return the index of the first skipped byte."""
         cdef Py_ssize_t start = self.pos
         if size > self.end - start:
             self.fail(f"{size} bytes expected at byte {start}, {self.end - start} left")
@@ -72,7 +72,7 @@ cdef class Cursor:
         self.fail(f"varint at byte {start} is cut off")
 
     cdef int check_count(self, Py_ssize_t count, Py_ssize_t min_size) except -1:
-        """Raise if fewer bytes are left than `count` elements of at least `min_size` bytes need."""
+        """Raise if the remaining bytes are too few for `count` elements of at least `min_size`."""
         cdef Py_ssize_t left = self.end - self.pos
         if count > left // min_size:
             self.fail(f"{count} elements announced at byte {self.pos}, {left} bytes left")
@@ -83,7 +83,7 @@ cdef class Decoder:
     """Reads one field.
 
     Attributes:
-        min_size: size in bytes of the smallest value, at least 1; limits array lengths.
+        min_size: size of the smallest value in bytes, at least 1; used to limit array lengths.
     """
 
     cdef readonly Py_ssize_t min_size
@@ -92,11 +92,12 @@ cdef class Decoder:
         raise NotImplementedError  # abstract: every subclass implements it
 
     def decode(self, data, Py_ssize_t start, error):
-        """Decode the value at index `start`; returns it and the index after its last byte.
+        """Decode the value at index `start`. Return it and the index after its last byte.
 
         Args:
             data: any contiguous buffer of bytes; the views of `ViewDecoder` keep it alive.
-            error: exception class, called with a message, if the bytes do not match the schema.
+            error: called with a message if the bytes do not match the schema; returns the exception
+                to raise.
         """
         cdef Cursor cursor = Cursor.__new__(Cursor)
         PyObject_GetBuffer(data, &cursor.view, PyBUF_SIMPLE)
@@ -125,7 +126,7 @@ cdef inline int64_t big_endian(const unsigned char* data, int width) noexcept:
 
 
 cdef class IntDecoder(Decoder):
-    """Decodes a signed integer; `code` is its `struct` format character: b, h, i or q."""
+    """Decodes a signed integer. `code` is its `struct` format character: b, h, i or q."""
 
     cdef int width
 
@@ -160,11 +161,11 @@ cdef class UuidDecoder(Decoder):
 
 
 cdef class SizedDecoder(Decoder):
-    """Base of decoders of length-prefixed values; length -1 = null.
+    """Base class of decoders for length-prefixed values; length -1 = null.
 
     Args:
         width: bytes of the length prefix, 2 or 4; 0 = compact.
-        nullable: null is decoded as None; if not set, it is an error.
+        nullable: whether null is decoded as None; otherwise null is an error.
     """
 
     cdef int width
@@ -176,7 +177,7 @@ cdef class SizedDecoder(Decoder):
         self.min_size = width or 1
 
     cdef Py_ssize_t length(self, Cursor cursor) except -2:
-        """Read the length prefix; -1 = null, if nullable."""
+        """Read the length prefix and return the length, or -1 for null in a nullable field."""
         cdef int64_t size
         if self.width == 0:
             size = <int64_t> cursor.uvarint() - 1
@@ -236,7 +237,7 @@ cdef class ArrayDecoder(SizedDecoder):
 
     Args:
         width: see `SizedDecoder`.
-        nullable: null is decoded as None; if not set, as an empty tuple.
+        nullable: whether null is decoded as None; otherwise it is decoded as an empty tuple.
         element: decoder of the elements.
     """
 
@@ -270,9 +271,9 @@ cdef class StructDecoder(Decoder):
 
     Args:
         cls: the dataclass; it may be frozen, because the slots are set directly.
-        fields: name and decoder of the fields without tag, in wire order.
-        defaults: name and value of all other fields.
-        tagged: mapping of tag to name and decoder; None in versions without tagged fields.
+        fields: (name, decoder) of each field without a tag, in wire order.
+        defaults: (name, value) of all other fields.
+        tagged: mapping of tag to (name, decoder); None in versions without tagged fields.
     """
 
     cdef type cls
@@ -314,7 +315,7 @@ cdef class StructDecoder(Decoder):
         return made
 
     cdef int read_tagged(self, Cursor cursor, object made) except -1:
-        """Read tagged fields; skip unknown tags. Tags must ascend, so there are no duplicates."""
+        """Read the tagged fields and skip unknown tags. Tags must ascend, so they are unique."""
         cdef Py_ssize_t count = cursor.uvarint()
         cdef Py_ssize_t last = -1
         cdef Py_ssize_t tag, size, start, outer_end

@@ -31,11 +31,11 @@ _SIZED: Final = {
 
 @memoised
 def encode_plan(cls: type[Struct], version: int, flexible: bool, any_null: bool = False) -> Encoder:
-    """The encoder of `cls` for `version` of its message.
+    """Return the encoder of `cls` for `version` of its message.
 
     Args:
         any_null: encode None as null in every string, bytes or array field, even if the field is
-            not nullable. Some brokers of other vendors send such nulls; tests imitate them.
+            not nullable. Some brokers of other vendors send such nulls, which tests imitate.
     """
     fields: list[tuple[str, Encoder]] = []
     tagged: list[tuple[int, str, Encoder, object]] = []
@@ -70,7 +70,7 @@ def _field(spec: FieldSpec, version: int, flexible: bool, any_null: bool) -> Enc
 
 
 def _element(spec: FieldSpec, version: int, flexible: bool, any_null: bool) -> Encoder:
-    """Encoder of a non-null value, or of the elements of an array."""
+    """Return the encoder of a value that is not null, or of the elements of an array."""
     if spec.element is not None:
         return encode_plan(spec.element, version, flexible, any_null)
     if spec.wire_type is WireType.BOOL:

@@ -1,4 +1,4 @@
-"""Compiled encoders of the structs in Kafka's messages; see encoders.pyx."""
+"""Compiled encoders for the structs in Kafka's messages; see encoders.pyx."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Self

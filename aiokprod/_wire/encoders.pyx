@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False
-"""Compiled encoders of the structs in Kafka's messages, one per field.
+"""Compiled encoders for the structs in Kafka's messages, one encoder per field.
 
-The counterpart of `decoders`; `encode_plan` composes them.
+The counterpart of `decoders`. `encode_plan` composes the encoders.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -23,7 +23,7 @@ cdef Py_ssize_t UUID_SIZE = 16
 
 
 cdef class Sink:
-    """Collects encoded bytes; record batches are kept as separate chunks."""
+    """Collects encoded bytes. Record batches stay separate chunks."""
 
     cdef list chunks
     cdef unsigned char* data
@@ -122,7 +122,7 @@ cdef int write_int(Sink sink, object value, int width) except -1:
 
 
 cdef class IntEncoder(Encoder):
-    """Encodes a signed integer; `code` is its `struct` format character: b, h, i or q."""
+    """Encodes a signed integer. `code` is its `struct` format character: b, h, i or q."""
 
     cdef int width
 
@@ -151,11 +151,12 @@ cdef class UuidEncoder(Encoder):
 
 
 cdef class SizedEncoder(Encoder):
-    """Base of encoders of length-prefixed values; length -1 = null.
+    """Base class of encoders for length-prefixed values; length -1 = null.
 
     Args:
         width: bytes of the length prefix, 2 or 4; 0 = compact.
-        null_error: function that returns the exception to raise for None; None if nullable.
+        null_error: function that returns the exception to raise for None, or None if the field is
+            nullable.
     """
 
     cdef int width
@@ -166,7 +167,7 @@ cdef class SizedEncoder(Encoder):
         self.null_error = null_error
 
     cdef bint wrote_null(self, Sink sink, object value) except -1:
-        """Write a null and return True if the value is None; raise if the field is not nullable."""
+        """Write a null and return True if the value is None. Raise if the field is not nullable."""
         if value is not None:
             return False
         if self.null_error is not None:
@@ -203,7 +204,7 @@ cdef class BytesEncoder(SizedEncoder):
 
 
 cdef class ChunksEncoder(SizedEncoder):
-    """Encodes a buffer, or a sequence of buffers as one value, without copying."""
+    """Encodes a buffer, or a sequence of buffers that form one value, without copying."""
 
     cdef int write(self, Sink sink, object value) except -1:
         cdef Py_ssize_t size = 0
@@ -245,13 +246,13 @@ cdef class StructEncoder(Encoder):
     """Encodes the fields of an object as a struct.
 
     Args:
-        fields: name and encoder of the fields without tag, in wire order.
-        tagged: tag, name, encoder and default of the tagged fields, by ascending tag; a field with
-            the default value is not written. None in versions without tagged fields.
-        absent: name and default of the fields that do not exist in this version and are not
+        fields: (name, encoder) of each field without a tag, in wire order.
+        tagged: (tag, name, encoder, default) of each tagged field, by ascending tag. Fields with
+            their default value are not written. None in versions without tagged fields.
+        absent: (name, default) of each field that does not exist in this version and is not
             ignorable.
-        absent_error: function of object and name that returns the exception to raise if such a
-            field has a value other than its default.
+        absent_error: called with (object, name) if an absent field has a value other than its
+            default; returns the exception to raise.
     """
 
     cdef list names

@@ -23,7 +23,7 @@ class FrameReader:
     """Collects received bytes and returns complete frames.
 
     Memory grows with the bytes received, not with the length that a peer announces. After an error
-    the reader cannot be used any more; close the connection.
+    the reader must not be used again; close the connection.
 
     Attributes:
         max_bytes: size of the largest frame accepted, without its length prefix; may be changed
@@ -36,21 +36,21 @@ class FrameReader:
         self.max_bytes = max_bytes
         self._buffer = bytearray()
         self._awaited = _PREFIX  # no frame is complete until the buffer holds this many bytes
-        self._kafka = False  # a valid frame length was seen, so the peer speaks Kafka's protocol
+        self._kafka = False  # set by a valid frame length: the peer speaks Kafka's protocol
 
     @property
     def pending(self) -> int:
-        """Bytes received of a frame that is not complete yet."""
+        """Bytes received of the incomplete frame, including its length prefix."""
         return len(self._buffer)
 
     def feed(self, data: BytesLike) -> Iterator[memoryview]:
         """Yield the frames that `data` completes, in order, without their length prefix. The caller
-        must exhaust the iterator, which keeps the rest of `data` only at its end.
+        must exhaust the iterator, because the rest of `data` is stored only at the end.
 
-        Frames are views of memory that is never reused, so they stay valid. Frames that precede a
-        damaged one are yielded before the error is raised, so that the outcome of a request does
-        not depend on how the stream is divided into reads (Java `Selector.attemptRead` completes
-        one receive at a time).
+        Frames are views of memory that is never reused, so they stay valid. Frames before a damaged
+        frame are yielded before the error is raised, so that the outcome of a request does not
+        depend on how the stream is divided into reads (Java `Selector.attemptRead` completes one
+        receive at a time).
 
         Raises:
             FrameTooLarge: a length prefix exceeds `max_bytes`.
@@ -91,7 +91,7 @@ class FrameReader:
 
 
 def _refuse_other_protocols(start: bytes) -> None:
-    """Raise if the first bytes are those of a TLS record or of HTTP, misread as a huge length."""
+    """Raise if the first bytes belong to a TLS record or to HTTP and so are not a frame length."""
     if start[0] in _TLS_CONTENT_TYPES and start[1] == 3:
         raise DecodeError(
             "the peer sent a TLS record: this port expects TLS; "

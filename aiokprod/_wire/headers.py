@@ -1,8 +1,8 @@
 """Request and response headers, and complete frames built from header and body.
 
-Serves both sides: a client encodes requests and decodes response headers, the brokers of tests and
-benchmarks do the reverse (`FakeCluster` has a separate implementation). Source: KIP-482 (header
-versions), KIP-511 (ApiVersions responses keep header version 0), Java `ApiMessageType`.
+The module serves both sides: a client encodes requests and decodes response headers; the brokers of
+tests and benchmarks do the reverse (`FakeCluster` has a separate implementation). Source: KIP-482
+(header versions), KIP-511 (ApiVersions responses keep header version 0), Java `ApiMessageType`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RequestHeader(Message):
     request_api_key: int = int16()
     request_api_version: int = int16()
     correlation_id: int = int32()
-    # The length stays 16-bit in version 2: brokers must be able to read headers of any version.
+    # The length stays 16-bit in version 2, so that brokers can read headers of any version.
     client_id: str | None = nullable_string("1+", compact=False)
 
 
@@ -51,7 +51,7 @@ class ResponseHeader(Message):
 
 
 def request_header_version(api_key: int, version: int) -> int:
-    """Version of the request header: 2 for flexible versions of the API, else 1.
+    """Return the version of the request header: 2 for flexible versions of the API, else 1.
 
     Raises:
         UnsupportedVersion: the API is not known.
@@ -64,7 +64,8 @@ def request_header_version(api_key: int, version: int) -> int:
 
 @memoised
 def response_header_version(api_key: int, version: int) -> int:
-    """Version of the response header: 1 for flexible versions, else 0; always 0 for ApiVersions.
+    """Return the version of the response header: 0 for ApiVersions, else 1 for flexible versions
+    and 0 for older versions.
 
     Raises:
         UnsupportedVersion: the API is not known.
@@ -78,7 +79,7 @@ def response_header_version(api_key: int, version: int) -> int:
 def encode_request(
     message: Message, version: int, correlation_id: int, client_id: str | None
 ) -> list[BytesLike]:
-    """A complete request frame: length, header, body. Record batches are separate chunks.
+    """Return a complete request frame: length, header, body. Record batches are separate chunks.
 
     Raises:
         UnsupportedVersion: see `Message.encode`.
@@ -93,7 +94,8 @@ def encode_request(
 def _around_correlation_id(
     api_key: int, version: int, client_id: str | None
 ) -> tuple[bytes, bytes]:
-    """The header bytes before and after the correlation id, equal in all requests of a version."""
+    """Return the header bytes before and after the correlation id. They are equal in all requests
+    of an API version and client id."""
     header = RequestHeader(api_key, version, 0, client_id).encode(
         request_header_version(api_key, version)
     )
@@ -101,7 +103,7 @@ def _around_correlation_id(
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> list[BytesLike]:
-    """A complete response frame; for chunks and errors, see `encode_request`."""
+    """Return a complete response frame. For chunks and errors, see `encode_request`."""
     header_version = response_header_version(message.api_key, version)
     header = ResponseHeader(correlation_id).encode(header_version)
     return _frame(header, message.encode_chunks(version))
@@ -113,15 +115,15 @@ def _frame(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
         raise ValueError(f"a frame of {size} bytes exceeds {_MAX_FRAME}")
     if not body:
         return [INT32.pack(size) + header]
-    # The first chunk holds the small fields at the start of the body, so joining it is cheap.
+    # The first chunk contains the small fields at the start of the body, so joining it is cheap.
     return [b"".join((INT32.pack(size), header, body[0])), *body[1:]]
 
 
 def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
-    """Header and body of a request frame (without its length prefix).
+    """Return the header and body of a request frame (without its length prefix).
 
-    The API version in the header may be one that this package does not support. If the API is
-    unknown, only key, version and correlation id are decoded, and the body is empty.
+    This package need not support the API version in the header. If the API is unknown, only key,
+    version and correlation id are decoded, and the body is empty.
 
     Raises:
         DecodeError: bytes are missing or invalid.
@@ -135,7 +137,7 @@ def decode_request_header(frame: BytesLike) -> tuple[RequestHeader, memoryview]:
 
 
 def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tuple[int, memoryview]:
-    """Correlation id and body of a response frame (without its length prefix).
+    """Return the correlation id and body of a response frame (without its length prefix).
 
     Args:
         api_key: API of the request; responses do not contain it.
@@ -146,7 +148,7 @@ def decode_response_header(frame: BytesLike, api_key: int, version: int) -> tupl
         UnsupportedVersion: the API is not known.
     """
     flexible = response_header_version(api_key, version)
-    end = INT32.size + flexible  # usually without tagged fields, which takes one byte
+    end = INT32.size + flexible  # an empty tag section has one byte
     if len(frame) < end or (flexible and frame[INT32.size]):
         header, end = ResponseHeader.decode_from(frame, flexible)
         return header.correlation_id, memoryview(frame)[end:]

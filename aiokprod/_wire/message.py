@@ -18,8 +18,8 @@ class Message(Struct):
 
     Attributes:
         api_key: number of the API, or -1 for headers.
-        min_version: oldest version this package encodes and decodes.
-        max_version: newest version this package encodes and decodes.
+        min_version: oldest version that this package encodes and decodes.
+        max_version: newest version that this package encodes and decodes.
         flexible_version: first version with compact lengths and tagged fields, or None.
         unstable_version: a version that brokers offer only if configured to, or None.
         tolerated_tail: bytes that a known broker wrongly appends to flexible versions, or None.
@@ -36,21 +36,21 @@ class Message(Struct):
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:
-        """True if `version` has compact lengths and tagged fields. Accepts any version."""
+        """Return True if `version` has compact lengths and tagged fields. Accepts any version."""
         return cls.flexible_version is not None and version >= cls.flexible_version
 
     def encode(self, version: int) -> bytes:
-        """The encoded body in one piece.
+        """Return the encoded body in one piece.
 
         Raises:
-            UnsupportedVersion: `version` is not supported, or a field that does not exist in it has
-                a value other than its default and is not ignorable.
+            UnsupportedVersion: `version` is not supported, or a field that does not exist in this
+                version has a value other than its default and is not ignorable.
             ValueError: a value does not fit its wire type.
         """
         return b"".join(self.encode_chunks(version))
 
     def encode_chunks(self, version: int) -> list[BytesLike]:
-        """Like `encode`, but chunks of `records` fields are separate items and are not copied."""
+        """Like `encode`, but the chunks of `records` fields are separate items, without a copy."""
         encoder = _encoder(type(self), version)
         try:
             return encoder.encode(self)
@@ -81,7 +81,7 @@ class Message(Struct):
 
     @classmethod
     def decode_from(cls, data: BytesLike, version: int) -> tuple[Self, int]:
-        """Like `decode`, but `data` may continue after the message; also returns the end index."""
+        """Like `decode`, but `data` may continue after the message. Also return the end index."""
         decoder = _decoder(cls, version)
         try:
             return decoder.decode(data, 0, DecodeError)

@@ -35,7 +35,7 @@ _METADATA_KEY: Final = "wire"
 
 
 class Struct:
-    """Base of all structs that are declared with the functions below."""
+    """Base class of all structs that are declared with the functions below."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
@@ -85,7 +85,7 @@ class VersionRange(NamedTuple):
         return cls(int(low), int(high or low))
 
     def covers(self, version: int) -> bool:
-        """True if `version` is in the range."""
+        """Return True if `version` is in the range."""
         return self.low <= version <= self.high
 
 
@@ -94,18 +94,18 @@ NEVER: Final = VersionRange(0, -1)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One row of a message schema.
+    """The declaration of one field of a message.
 
     Attributes:
         wire_type: type of the value, or of the elements if `array` is set.
-        array: the field is a sequence.
+        array: True if the field is a sequence.
         element: class of the value or of the elements if `wire_type` is STRUCT, else None.
         versions: versions in which the field exists.
-        nullable: versions in which it may be null.
+        nullable: versions in which the field may be null.
         tag: number of the tagged field, or None if the field is always written.
-        ignorable: in versions without the field, encoding silently drops a value other than the
-            default; if not set, it raises `UnsupportedVersion`.
-        compact: lengths are compact in flexible versions; False only in the request header.
+        ignorable: True if encoding silently drops a value other than the default in versions
+            without the field; if False, it raises `UnsupportedVersion`.
+        compact: True if lengths are compact in flexible versions; False only in the request header.
         default: value in versions without the field.
         name: attribute name.
     """
@@ -122,13 +122,13 @@ class FieldSpec:
     name: str = ""
 
     def length_width(self, flexible: bool) -> int:
-        """Bytes of the length prefix of the value; 0 = compact."""
+        """Return the size of the value's length prefix in bytes; 0 = compact."""
         if flexible and self.compact:
             return 0
         return 2 if self.wire_type is WireType.STRING and not self.array else 4
 
     def element_width(self, flexible: bool) -> int:
-        """Bytes of the length prefix of each string in an array; 0 = compact."""
+        """Return the size of the length prefix of each string in an array in bytes; 0 = compact."""
         return 0 if flexible and self.compact else 2
 
 
@@ -137,13 +137,13 @@ _T = TypeVar("_T")
 
 
 def memoised(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """`functools.cache` with exact types; its stub loses the signature and rejects classes."""
+    """Like `functools.cache`, whose stub loses the function's signature and rejects classes."""
     return cast(Callable[_P, _T], cache(function))
 
 
 @memoised
 def fields_of(cls: type[Struct]) -> tuple[FieldSpec, ...]:
-    """The field declarations of a struct in wire order."""
+    """Return the field declarations of a struct in wire order."""
     return tuple(
         dataclasses.replace(field.metadata[_METADATA_KEY], name=field.name)
         for field in cls.__dataclass_fields__.values()
@@ -257,7 +257,7 @@ def records(versions: str = "0+") -> Records | None:
 
 
 def struct(element: type[S], versions: str = "0+", *, tag: int | None = None) -> S:
-    """Declare a nested struct, not null; the default has the default in every field."""
+    """Declare a nested struct, not null. In its default, every field has its own default."""
     return _declare(element(), WireType.STRUCT, versions, element=element, tag=tag)
 
 
@@ -284,7 +284,7 @@ def nullable_array(
     nullable: str | None = None,
     ignorable: bool = False,
 ) -> Sequence[S] | None:
-    """Like `array`, but None stands for null; `nullable` are the versions that allow null."""
+    """Like `array`, but None stands for null. `nullable` limits the versions that allow null."""
     none: Sequence[S] | None = ()
     return _declare(
         none,
@@ -316,7 +316,7 @@ def int64_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[in
 
 
 def string_array(versions: str = "0+", *, ignorable: bool = False) -> Sequence[str]:
-    """Declare an array of strings; neither array nor strings may be null. Decoded as a tuple."""
+    """Declare an array of strings; neither the array nor a string is null. Decoded as a tuple."""
     none: Sequence[str] = ()
     return _declare(none, WireType.STRING, versions, array=True, ignorable=ignorable)
 

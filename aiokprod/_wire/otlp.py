@@ -1,7 +1,8 @@
-"""Metrics as an OpenTelemetry `MetricsData` message, for PushTelemetry (KIP-714).
+"""Encodes metrics as an OpenTelemetry `MetricsData` message, for PushTelemetry (KIP-714).
 
-It contains only gauges and sums of numbers, like the messages of the Java clients. As in Google's
-library, fields are written in the order of their numbers and without defaults.
+The message contains only gauges and sums of numbers, like the messages of the Java clients. As in
+Google's library, fields are written in the order of their numbers, and fields with default values
+are omitted.
 
 Source: opentelemetry/proto/metrics/v1/metrics.proto.
 """
@@ -24,7 +25,7 @@ class Point(NamedTuple):
     """One value of a metric.
 
     Attributes:
-        name: the name of the metric. The points of one metric must follow one another.
+        name: the name of the metric. All points of one metric must be consecutive.
         monotonic: True for a sum since the start of its interval; False for a gauge.
     """
 
@@ -44,11 +45,12 @@ def encode_metrics(
     scope: str,
     version: str,
 ) -> bytes:
-    """The message.
+    """Return the encoded message.
 
     Args:
-        start_ns, time_ns: Unix times, begin and end of the sums. Gauges have only the end.
-        delta: the sums are those since the last push, otherwise since the start of the client.
+        start_ns, time_ns: Unix times in ns of the start and the end of the sums. Gauges have only
+            the end.
+        delta: the sums count from the last push; otherwise from the start of the client.
         resource: attributes of the client.
         scope, version: name and version of the library.
     """
@@ -90,5 +92,5 @@ def _attributes(field: int, attributes: Mapping[str, str]) -> Iterator[bytes]:
 
 @lru_cache(4096)
 def _attribute(field: int, name: str, value: str) -> bytes:
-    """The result is cached, because several metrics of a topic have the same attribute."""
+    """Encode an attribute. Cached, because several metrics of a topic have the same attribute."""
     return message(field, text(1, name), message(2, text(1, value)))

@@ -1,8 +1,8 @@
-"""Kafka's primitive types between bytes and Python values.
+"""Decodes Kafka's primitive types.
 
-`Reader` decodes one complete buffer. It checks every length against the bytes that are left before
-it allocates memory, and raises no other exception than `DecodeError` for any input. It decodes
-frames and record batches; messages have compiled decoders (`aiokprod._wire.decoders`).
+`Reader` decodes one complete buffer. It checks every length against the remaining bytes before it
+allocates memory, and raises only `DecodeError`, whatever the input. It decodes frames and record
+batches; messages have compiled decoders (`aiokprod._wire.decoders`).
 
 All integers are big-endian two's complement. Source: Kafka protocol guide, "Protocol Primitive
 Types"; Java `ByteUtils`.
@@ -31,7 +31,7 @@ class Reader:
     Attributes:
         data: the whole buffer.
         pos: index of the next byte.
-        end: index after the last byte that may be read; lowered while a tagged field is read.
+        end: index after the last byte that may be read; lowered while a record is read.
 
     Every method raises `DecodeError` if the buffer ends too early or the bytes are invalid.
     """
@@ -49,7 +49,7 @@ class Reader:
         return self.end - self.pos
 
     def advance(self, size: int) -> int:
-        """Skip `size` bytes and return the index of the first of them."""
+        """Skip `size` bytes and return the index of the first skipped byte."""
         start = self.pos
         end = start + size
         if size < 0 or end > self.end:
@@ -104,12 +104,12 @@ class Reader:
         raise DecodeError(f"varint at byte {start} is cut off")
 
     def blob(self, size: int) -> bytes:
-        """Read `size` bytes as a copy."""
+        """Read `size` bytes and return a copy of them."""
         start = self.advance(size)
         return bytes(self.data[start : start + size])
 
     def check_count(self, count: int, min_size: int) -> None:
-        """Raise if fewer bytes are left than `count` elements of at least `min_size` bytes need."""
+        """Raise if the remaining bytes are too few for `count` elements of at least `min_size`."""
         if count * min_size > self.end - self.pos:
             raise DecodeError(
                 f"{count} elements announced at byte {self.pos}, {self.end - self.pos} bytes left"

@@ -19,7 +19,7 @@ _fixed64: Final = struct.Struct("<Q").pack
 
 
 def varint(value: int) -> bytes:
-    """An unsigned integer of up to 64 bits; a negative one is encoded as its two's complement."""
+    """Encode an unsigned integer of up to 64 bits, or a negative one as its two's complement."""
     if 0 <= value < len(_SMALL):
         return _SMALL[value]
     return _varint(value)
@@ -36,7 +36,7 @@ def _varint(value: int) -> bytes:
 
 
 _SMALL: Final = tuple(map(_varint, range(512)))
-"""The tags and most lengths. A push of telemetry has thousands of them."""
+"""Encoded small integers: all tags and most lengths. A telemetry push has thousands of them."""
 
 
 def _zigzag(value: int) -> bytes:
@@ -44,46 +44,46 @@ def _zigzag(value: int) -> bytes:
 
 
 def integer(field: int, value: int) -> bytes:
-    """A field of type int32, int64, uint32, uint64, bool or of an enum."""
+    """Encode a field of type int32, int64, uint32, uint64, bool or of an enum type."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
 def signed(field: int, value: int) -> bytes:
-    """A field of type sint32 or sint64."""
+    """Encode a field of type sint32 or sint64."""
     return varint(field << 3 | _VARINT) + _zigzag(value)
 
 
 def double(field: int, value: float) -> bytes:
-    """A field of type double."""
+    """Encode a field of type double."""
     return varint(field << 3 | _FIXED64) + _double(value)
 
 
 def fixed64(field: int, value: int) -> bytes:
-    """A field of type fixed64."""
+    """Encode a field of type fixed64."""
     return varint(field << 3 | _FIXED64) + _fixed64(value)
 
 
 def message(field: int, *parts: bytes) -> bytes:
-    """A field with an embedded message, which consists of these fields."""
+    """Encode a field with an embedded message that consists of the encoded fields `parts`."""
     body = b"".join(parts)
     return varint(field << 3 | _LENGTH) + varint(len(body)) + body
 
 
 def text(field: int, value: str) -> bytes:
-    """A field of type string."""
+    """Encode a field of type string."""
     return message(field, value.encode())
 
 
 def packed_unsigned(field: int, values: Iterable[int]) -> bytes:
-    """A packed repeated field of type uint64."""
+    """Encode a packed repeated field of type uint64."""
     return message(field, *map(varint, values))
 
 
 def packed_signed(field: int, values: Iterable[int]) -> bytes:
-    """A packed repeated field of type sint64."""
+    """Encode a packed repeated field of type sint64."""
     return message(field, *map(_zigzag, values))
 
 
 def delimited(body: bytes) -> bytes:
-    """A message preceded by its length, for a stream of messages."""
+    """Return a message preceded by its length, for a stream of messages."""
     return varint(len(body)) + body

@@ -16,7 +16,7 @@ from aiokprod.errors import DecodeError
 MAGIC: Final = 2
 HEADER_SIZE: Final = 61
 LENGTH_OVERHEAD: Final = 12
-"""Size of base offset and length, which the length field does not include."""
+"""Bytes of the base offset and length fields, which the length field does not include."""
 
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
@@ -129,7 +129,7 @@ def batch_header(
         base_timestamp: Unix ms; the timestamp deltas in `payload` are relative to it.
         max_timestamp: Unix ms; highest timestamp of the records.
         codec_id: codec that compressed `payload`, 0 = none.
-        producer_id, epoch, base_sequence: identity for idempotence; all -1 without it.
+        producer_id, epoch, base_sequence: identity for idempotence; all -1 = not idempotent.
         transactional: the batch is part of a transaction.
         control: the records are transaction markers; only brokers write them.
         leader_epoch: -1 from a producer.
@@ -164,12 +164,12 @@ def parse_header(data: BytesLike) -> BatchHeader:
 
 
 def checksum(batch: BytesLike) -> int:
-    """The CRC-32C of a complete batch, over the bytes after the CRC field."""
+    """Return the CRC-32C of a complete batch, computed over the bytes after the CRC field."""
     return crc32c(memoryview(batch)[_HEAD.size :])
 
 
 def increment_sequence(sequence: int, increment: int) -> int:
-    """The sequence number `increment` records later; 2³¹-1 is followed by 0.
+    """Return the sequence number `increment` records later; 0 follows 2³¹-1.
 
     Args:
         sequence: 0 to 2³¹-1.

@@ -20,11 +20,12 @@ VersionRanges: TypeAlias = Mapping[int, tuple[int, int]]
 CLIENT_RANGES: Final[VersionRanges] = MappingProxyType(
     {api_key: (api.oldest, api.newest) for api_key, api in APIS.items()}
 )
-"""The versions this package supports, without those that Kafka calls unstable."""
+"""The versions that this package supports, except those that Kafka calls unstable."""
 
 
 def broker_ranges(response: ApiVersionsResponse) -> VersionRanges:
-    """The version ranges a broker supports, without ranges that are empty or start below 0."""
+    """Return the version ranges that a broker supports. Empty ranges and ranges that start below 0
+    are omitted."""
     return MappingProxyType(
         {
             api.api_key: (api.min_version, api.max_version)
@@ -35,8 +36,8 @@ def broker_ranges(response: ApiVersionsResponse) -> VersionRanges:
 
 
 def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
-    """The versions that both sides support; None if there is none or one side does not know the
-    API."""
+    """Return the range of versions that both sides support, or None if they have no version in
+    common or one side does not support the API."""
     ours = CLIENT_RANGES.get(api_key)
     theirs = broker.get(api_key)
     if ours is None or theirs is None:
@@ -46,14 +47,14 @@ def usable_range(api_key: int, broker: VersionRanges) -> tuple[int, int] | None:
 
 
 def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = None) -> int:
-    """The highest version that both sides support.
+    """Return the highest version that both sides support.
 
     Args:
         broker: the broker's ranges.
         max_version: upper limit for the version, or None.
 
     Raises:
-        UnsupportedVersion: there is none.
+        UnsupportedVersion: there is no such version.
     """
     usable = usable_range(api_key, broker)
     if usable is not None:
@@ -79,12 +80,12 @@ def _show(versions: tuple[int, int] | None) -> str:
 
 
 def lower_api_versions(failed_version: int, response: ApiVersionsResponse) -> int | None:
-    """The version with which to repeat ApiVersions after UNSUPPORTED_VERSION.
+    """Choose the version with which to repeat ApiVersions after UNSUPPORTED_VERSION.
 
     Returns:
-        The highest version that the broker listed and this package supports; 0 if it listed none;
-        None to give up. Always below `failed_version`, so that a misbehaving broker cannot cause
-        endless retries.
+        The highest version below `failed_version` that the broker listed and this package supports;
+        0 if there is none; None to give up. The version always decreases, so that a misbehaving
+        broker cannot cause endless retries.
     """
     if failed_version <= 0:
         return None

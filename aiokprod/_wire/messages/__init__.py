@@ -14,11 +14,11 @@ from aiokprod._wire.message import Message
 
 
 class Api(NamedTuple):
-    """The module that implements an API, and the supported versions.
+    """The module that implements an API, and its supported versions.
 
     Attributes:
-        module: name of the module with its messages.
-        oldest, newest: supported versions, without those that Kafka calls unstable.
+        module: name of the module with the API's messages.
+        oldest, newest: supported versions, except those that Kafka calls unstable.
     """
 
     module: str
@@ -51,7 +51,7 @@ APIS: Final = {
 
 
 class _Registry(Mapping[int, type[Message]]):
-    """Message class by API key, imported on first use."""
+    """Maps API keys to message classes. A class is imported on first use."""
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix

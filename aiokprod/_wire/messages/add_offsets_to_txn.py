@@ -1,6 +1,6 @@
 """AddOffsetsToTxn (API key 25): announce that a transaction will commit offsets of a group.
 
-With the second transaction protocol (version 4) clients no longer send it (KIP-890).
+Clients that use the second transaction protocol no longer send this request (KIP-890).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AddPartitionsToTxn (API key 24): announce partitions of a transaction to its coordinator.
 
-Versions 4 and later are for brokers that verify transactions of several producers (KIP-890);
-clients use 3 and below.
+Versions 4 and later are for brokers that verify transactions of several producers (KIP-890).
+Clients use versions up to 3.
 """
 
 from __future__ import annotations

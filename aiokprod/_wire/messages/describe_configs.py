@@ -30,7 +30,7 @@ class DescribeConfigsResource(Struct):
 
 @dataclass(frozen=True, slots=True)
 class DescribeConfigsRequest(Message):
-    """Settings of brokers must be requested from the broker itself."""
+    """Resources to describe. Settings of a broker must be requested from that broker."""
 
     api_key = 32
     min_version = 1
@@ -44,7 +44,7 @@ class DescribeConfigsRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class DescribeConfigsSynonym(Struct):
-    """A less specific setting that applies if this one is removed."""
+    """A less specific setting, which applies if the more specific setting is removed."""
 
     name: str = string("1+")
     value: str | None = nullable_string("1+", nullable="0+")

@@ -45,7 +45,7 @@ class TransactionState(Struct):
     error_code: int = int16()  # 0 = none
     transactional_id: str = string()
     transaction_state: str = string()
-    transaction_timeout_ms: int = int32()  # ms until the coordinator aborts
+    transaction_timeout_ms: int = int32()  # ms until the coordinator aborts the transaction
     transaction_start_time_ms: int = int64()  # Unix ms, -1 = not started
     producer_id: int = int64()
     producer_epoch: int = int16()

@@ -1,6 +1,6 @@
 """EndTxn (API key 26): commit or abort a transaction.
 
-The response in version 5 has the producer id and epoch of the next transaction (KIP-890).
+From version 5 on, the response has the producer id and epoch of the next transaction (KIP-890).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class FetchPartition(Struct):
     log_start_offset: int = int64("5+", default=-1, ignorable=True)  # -1 = unknown
     partition_max_bytes: int = int32()
     replica_directory_id: bytes = uuid("17+", tag=0, ignorable=True)
-    # high watermark that the follower knows (KIP-1166)
+    # the follower's high watermark (KIP-1166)
     high_watermark: int = int64("18+", default=2**63 - 1, tag=1, ignorable=True)
 
 
@@ -94,7 +94,7 @@ class FetchRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class EpochEndOffset(Struct):
-    """Offset at which the logs of reader and leader diverge."""
+    """Offset at which the logs of follower and leader diverge."""
 
     epoch: int = int32("12+", default=-1)
     end_offset: int = int64("12+", default=-1)
@@ -102,8 +102,8 @@ class EpochEndOffset(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdAndEpoch(Struct):
-    """The current leader according to the responding broker; set with NOT_LEADER_OR_FOLLOWER or
-    FENCED_LEADER_EPOCH.
+    """The current leader according to the responding broker. Set if the error is
+    NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH.
     """
 
     leader_id: int = int32("12+", default=-1)  # -1 = none
@@ -112,7 +112,7 @@ class LeaderIdAndEpoch(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotId(Struct):
-    """Snapshot to fetch instead."""
+    """Snapshot to fetch instead of records."""
 
     end_offset: int = int64(default=-1)
     epoch: int = int32(default=-1)
@@ -132,8 +132,8 @@ class PartitionData(Struct):
 
     partition_index: int = int32()
     error_code: int = int16()  # 0 = none
-    high_watermark: int = int64()  # offset after the last readable record
-    # offset before any open transaction
+    high_watermark: int = int64()  # offset after the last replicated record
+    # first offset of the open transactions, or the high watermark if there are none
     last_stable_offset: int = int64("4+", default=-1, ignorable=True)
     log_start_offset: int = int64("5+", default=-1, ignorable=True)  # -1 = unknown
     diverging_epoch: EpochEndOffset = struct(EpochEndOffset, "12+", tag=0)
@@ -157,7 +157,7 @@ class FetchableTopicResponse(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NodeEndpoint(Struct):
-    """Address of a broker that `current_leader` names."""
+    """Address of a broker in `current_leader`."""
 
     node_id: int = int32("16+")
     host: str = string("16+")

@@ -1,6 +1,6 @@
 """FindCoordinator (API key 10): the coordinator of a group or a transactional id.
 
-Versions below 4 look up one key, later ones several (KIP-699).
+Versions below 4 look up one key, later versions several keys (KIP-699).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Coordinator(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FindCoordinatorResponse(Message):
-    """One coordinator in the fields of the message (below version 4), or a list of them."""
+    """One coordinator in the fields of the message (below version 4), or a list of coordinators."""
 
     api_key = 10
     min_version = 0

@@ -18,7 +18,7 @@ from aiokprod._wire.message_schema import (
 
 @dataclass(frozen=True, slots=True)
 class GetTelemetrySubscriptionsRequest(Message):
-    """Request the subscription of a client; the first one has no client instance id yet."""
+    """A client's request for its subscription. The first request has no client instance id yet."""
 
     api_key = 71
     min_version = 0
@@ -41,8 +41,8 @@ class GetTelemetrySubscriptionsResponse(Message):
     error_code: int = int16()  # 0 = none
     client_instance_id: bytes = uuid()
     subscription_id: int = int32()
-    accepted_compression_types: Sequence[int] = int8_array()  # by preference of the broker
+    accepted_compression_types: Sequence[int] = int8_array()  # in the broker's order of preference
     push_interval_ms: int = int32()
-    telemetry_max_bytes: int = int32()  # before compression
+    telemetry_max_bytes: int = int32()  # limit before compression
     delta_temporality: bool = boolean()
     requested_metrics: Sequence[str] = string_array()  # prefixes of names; "" = all

@@ -22,7 +22,7 @@ class InitProducerIdRequest(Message):
     unstable_version = 6
 
     transactional_id: str | None = nullable_string()
-    transaction_timeout_ms: int = int32()  # ms until the coordinator aborts
+    transaction_timeout_ms: int = int32()  # ms until the coordinator aborts the transaction
     producer_id: int = int64("3+", default=-1)  # -1 = none
     producer_epoch: int = int16("3+", default=-1)  # -1 = none
     enable2_pc: bool = boolean("6+")
@@ -31,7 +31,7 @@ class InitProducerIdRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResponse(Message):
-    """Producer id and epoch for the batches that follow."""
+    """Producer id and epoch for the next batches."""
 
     api_key = 22
     min_version = 0

@@ -19,7 +19,7 @@ class ListOffsetsPartition(Struct):
 
     partition_index: int = int32()
     current_leader_epoch: int = int32("4+", default=-1, ignorable=True)  # -1 = unknown
-    timestamp: int = int64()  # Unix ms or one of the codes above
+    timestamp: int = int64()  # Unix ms or a special timestamp
 
 
 @dataclass(frozen=True, slots=True)

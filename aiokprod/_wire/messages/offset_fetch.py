@@ -1,6 +1,6 @@
 """OffsetFetch (API key 9): committed offsets of consumer groups.
 
-Versions below 8 fetch for one group, later ones for several (KIP-709).
+Versions below 8 fetch the offsets of one group, later versions those of several groups (KIP-709).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OffsetFetchRequestGroup(Struct):
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetchRequest(Message):
-    """Partitions whose committed offsets to fetch; null = all of the group."""
+    """Partitions whose committed offsets to fetch; null = all partitions of the group."""
 
     api_key = 9
     min_version = 1

@@ -67,8 +67,8 @@ class BatchIndexAndErrorMessage(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdAndEpoch(Struct):
-    """The current leader according to the responding broker; set with NOT_LEADER_OR_FOLLOWER or
-    FENCED_LEADER_EPOCH.
+    """The current leader according to the responding broker. Set if the error is
+    NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH.
     """
 
     leader_id: int = int32("10+", default=-1)  # -1 = none
@@ -82,7 +82,7 @@ class PartitionProduceResponse(Struct):
     index: int = int32()
     error_code: int = int16()  # 0 = none
     base_offset: int = int64()  # offset of the first record, -1 = unknown
-    # Unix ms, -1 = record timestamps were kept
+    # Unix ms, -1 = the records keep their own timestamps
     log_append_time_ms: int = int64("2+", default=-1, ignorable=True)
     log_start_offset: int = int64("5+", default=-1, ignorable=True)  # -1 = unknown
     record_errors: Sequence[BatchIndexAndErrorMessage] = array(
@@ -103,7 +103,7 @@ class TopicProduceResponse(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NodeEndpoint(Struct):
-    """Address of a broker that `current_leader` names."""
+    """Address of a broker in `current_leader`."""
 
     node_id: int = int32("10+")
     host: str = string("10+")

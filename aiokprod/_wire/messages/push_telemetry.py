@@ -1,4 +1,4 @@
-"""PushTelemetry (API key 72): metrics of a client for the broker (KIP-714)."""
+"""PushTelemetry (API key 72): send a client's metrics to a broker (KIP-714)."""
 
 from __future__ import annotations
 

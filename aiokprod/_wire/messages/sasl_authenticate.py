@@ -10,7 +10,7 @@ from aiokprod._wire.message_schema import byte_string, int16, int64, nullable_st
 
 @dataclass(frozen=True, slots=True)
 class SaslAuthenticateRequest(Message):
-    """A message of the client's mechanism."""
+    """A message of the SASL mechanism from the client."""
 
     api_key = 36
     min_version = 0
@@ -26,7 +26,7 @@ class SaslAuthenticateRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class SaslAuthenticateResponse(Message):
-    """The broker's response to it."""
+    """The result, and a message of the SASL mechanism from the broker."""
 
     api_key = 36
     min_version = 0
@@ -40,7 +40,7 @@ class SaslAuthenticateResponse(Message):
     session_lifetime_ms: int = int64("1+", ignorable=True)
 
     def __repr__(self) -> str:
-        # A broker may return the client's message, with its secrets.
+        # A broker may return the client's message, which contains secrets.
         return (
             f"SaslAuthenticateResponse(error_code={self.error_code}, "
             f"session_lifetime_ms={self.session_lifetime_ms})"

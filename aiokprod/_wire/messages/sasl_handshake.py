@@ -1,6 +1,7 @@
 """SaslHandshake (API key 17): choose a SASL mechanism.
 
-It has no flexible versions: clients send it before the broker's versions are known.
+It has no flexible versions, because Java clients up to 2.4 would negotiate them incorrectly
+(KAFKA-9577).
 """
 
 from __future__ import annotations

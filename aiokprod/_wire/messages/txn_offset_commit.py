@@ -1,6 +1,6 @@
 """TxnOffsetCommit (API key 28): commit offsets of a consumer group as part of a transaction.
 
-Version 5 does not need a preceding AddOffsetsToTxn (KIP-890).
+Version 5 needs no preceding AddOffsetsToTxn request (KIP-890).
 """
 
 from __future__ import annotations
