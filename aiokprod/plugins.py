@@ -1,7 +1,7 @@
-"""Plug-ins: tracing, metrics and dead letters, which pair a record with its outcome.
+"""Plug-ins, which pair a record with its outcome, for example for tracing or dead letters.
 
-A plug-in returns a token for a record of interest and gets it back once, with the outcome, in one
-call per batch. A record without a token costs no memory.
+A plug-in returns a token for a record of interest. It gets the token back once, with the outcome,
+in one call per batch. A record without a token costs no memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class RecordPlugin(Protocol):
     Methods are synchronous and must not block. Their exceptions and invalid results are logged and
     otherwise ignored. If `on_append` raises a BaseException that is not an Exception
     (KeyboardInterrupt), it is raised to the caller, and the record is not sent; if another method
-    does, it is passed to the loop's exception handler. Methods may send records themselves. A
-    plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
+    does, it is passed to the loop's exception handler. Methods may send records. A plug-in may also
+    have hooks of `Observer`, `configure(config)` and `close()`.
     """
 
     def on_append(
@@ -31,7 +31,7 @@ class RecordPlugin(Protocol):
 
         Returns:
             The headers to send, and a token, or None if the outcome of the record is of no
-            interest. None instead of the pair stands for the same headers and no token.
+            interest. None instead of the pair means unchanged headers and no token.
         """
 
     def on_batch_settled(
