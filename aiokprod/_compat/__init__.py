@@ -1,1 +1,2 @@
-"""The parts of `aiokprod.compat`: settings, errors and views in the form of other clients."""
+"""Internals of `aiokprod.compat`: settings, errors and views with the interfaces of other clients.
+"""

@@ -157,7 +157,7 @@ _SASL: Final = (
 
 
 def _check_used(settings: Any) -> None:
-    """Reject settings without effect, because users would expect a protection that is not active."""
+    """Reject settings without effect, which would suggest a protection that is not active."""
     protocol = settings.security_protocol
     for protocols, names in (
         (TLS_PROTOCOLS, ("ssl_context", *_SSL_MATERIAL)),
