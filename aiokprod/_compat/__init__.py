@@ -1,2 +1,1 @@
-"""Internals of `aiokprod.compat`: settings, errors and views with the interfaces of other clients.
-"""
+"""Internals of `aiokprod.compat`: settings, errors and views in the form of other clients."""

@@ -15,8 +15,8 @@ from aiokprod._core.callbacks cimport OutcomeReceiver
 
 cdef extern from *:
     """
-    /* A new tuple of a subclass with empty items. Since Python 3.14 a tuple keeps its hash; the 0
-       that `tp_alloc` leaves there would be taken for one. */
+    /* Return a new tuple of a subclass with empty items. Since Python 3.14 a tuple caches its hash,
+       and the 0 that `tp_alloc` stores there would be used as the hash. */
     static PyObject *aiokprod_new_tuple(PyObject *cls, Py_ssize_t size)
     {
         PyObject *fields = ((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, size);

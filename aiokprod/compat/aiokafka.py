@@ -482,7 +482,7 @@ class AIOKafkaProducer:
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
 
-    # Faust and OpenTelemetry's instrumentation use these two methods.
+    # Faust and OpenTelemetry's instrumentation use these private methods.
 
     def _serialize(self, key: Any, value: Any) -> tuple[Any, Any]:
         if self._key_serializer is not None:
@@ -500,8 +500,7 @@ class AIOKafkaProducer:
         key_bytes: bytes | None,
         value_bytes: bytes | None,
     ) -> int:
-        """Return the partition of a record. Without a key, each call may return another partition.
-        """
+        """Return the partition of a record. Without a key, it may differ from call to call."""
         known = self.client.cluster.partitions_for_topic(topic)
         if known is None:
             raise ConfigError(f"no metadata of topic {topic!r}: await partitions_for(...) first")
