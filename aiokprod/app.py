@@ -614,8 +614,8 @@ def _handle_signals(on_signal: Callable[[int], None]) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
     earlier = {}
     for number in SIGNALS:
-        with contextlib.suppress(ValueError):  # not the main thread
-            # `loop.add_signal_handler` is not used: Windows does not have it, and it would not
+        with contextlib.suppress(ValueError):  # raised outside the main thread
+            # Do not use `loop.add_signal_handler`: Windows does not support it, and it would not
             # restore the handler of the runner.
             earlier[number] = signal.signal(
                 number, lambda number, _: loop.call_soon_threadsafe(on_signal, number)

@@ -166,8 +166,7 @@ class Blocking(Generic[K, V]):
     # -- start and close ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the thread and the producer; see `Producer.start`. The first call of another method
-        starts them too.
+        """Start the thread and the producer; see `Producer.start`. The first send starts them too.
 
         Raises:
             ConfigError: no bootstrap server can be resolved.

@@ -26,9 +26,9 @@ class ProducerInterceptor(Protocol):
 
     Methods may send records, with `try_submit` and `submit`.
 
-    If `on_send` raises a BaseException that is not an Exception (KeyboardInterrupt), it is raised
-    to the caller, and the record is not sent. If `on_acknowledgement` raises one, it is passed to
-    the loop's exception handler.
+    If `on_send` raises a BaseException that is not an Exception (KeyboardInterrupt), it propagates
+    to the caller, and the record is not sent. If `on_acknowledgement` raises such an exception, it
+    is passed to the loop's exception handler.
     """
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
@@ -82,7 +82,7 @@ class InterceptorChain(InterceptorCalls):
 
 
 def _takes_headers(interceptor: ProducerInterceptor) -> bool:
-    """True if `on_acknowledgement` has a parameter `headers`."""
+    """Return True if `on_acknowledgement` has a parameter `headers`."""
     try:
         parameters = inspect.signature(interceptor.on_acknowledgement).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature

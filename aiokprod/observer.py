@@ -115,13 +115,13 @@ class Observer:
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
         """Records failed and no task was awaiting them. Called once per batch, or per result of
-        `send_many` or `send_table` that was dropped unread. In the latter case the partition is
-        that of the first failed record (empty topic or -1 if it had none)."""
+        `send_many` or `send_table` that was dropped unread. For a dropped result, the partition is
+        that of the first failed record (with an empty topic or -1 if unknown)."""
 
     def on_record_refused(self, error: KafkaError) -> None:
-        """A record failed before it was in a batch: no metadata, no memory, too large, not
-        serialized, or the call was cancelled; or the timeout of `send` has withdrawn it from its
-        batch. `error.topic` and `error.partition` identify it.
+        """A record failed before it was in a batch (no metadata, no memory, too large, not
+        serialized, or the call was cancelled), or the timeout of `send` withdrew it from its batch.
+        `error.topic` and `error.partition` identify the record.
 
         Called once for each such record, except for invalid arguments and calls on a producer that
         is closed or has failed.

@@ -59,7 +59,7 @@ def key_partition(key_bytes: bytes, partitions: int) -> int:
 
 
 class StickyLoad:
-    """Chooses the next sticky partition for keyless records, by the length of its queue.
+    """Chooses the next sticky partition for keyless records by the lengths of the queues.
 
     Args:
         adaptive: if False, ignore the queues (partitioner_adaptive_partitioning_enable).
@@ -237,7 +237,7 @@ def adapt(partitioner: AnyPartitioner) -> Partitioner:
     """Convert a user's partitioner to a `Partitioner`.
 
     Raises:
-        ConfigError: it is neither a partitioner object nor a callable.
+        ConfigError: `partitioner` is neither a partitioner object nor a callable.
     """
     if isinstance(partitioner, type):
         raise ConfigError(

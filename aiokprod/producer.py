@@ -659,7 +659,7 @@ class Producer(Generic[K, V]):
                 was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: no further records are appended; those in batches are still delivered, and
+        Cancellation: no further records are appended. Records in batches are still delivered, and
         `progress` has their outcomes.
         """
         check_progress("send_many", progress)
@@ -729,7 +729,7 @@ class Producer(Generic[K, V]):
             SerializationError: the table could not be read. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: no further rows are appended; those in batches are still delivered, and
+        Cancellation: no further rows are appended. Rows in batches are still delivered, and
         `progress` has their outcomes.
 
         Source: Arrow C data, C stream and PyCapsule interfaces.

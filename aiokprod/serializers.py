@@ -181,8 +181,8 @@ class JsonSerializer:
         default: called with an object of any other type; returns an object that can be encoded. May
             be called twice for the same object.
         sort_keys: sort the keys of objects.
-        ensure_ascii: escape characters that are not ASCII. This argument and those below require
-            the backend "json".
+        ensure_ascii: escape characters that are not ASCII. This argument and the following ones
+            require the backend "json".
         indent: see `json.dumps`.
         separators: see `json.dumps`; by default without spaces.
         allow_nan: if True, write NaN and infinite numbers as `json.dumps` does, which is not valid
@@ -416,7 +416,7 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
     """Convert a user's serializer to a `BoundSerializer`; None means bytes.
 
     Raises:
-        ConfigError: it is neither a serializer object nor a callable.
+        ConfigError: `serializer` is neither a serializer object nor a callable.
     """
     if serializer is None:
         serializer = bytes_serializer

@@ -116,8 +116,8 @@ class _Builder:
         self._numbers.append(number)
 
     def malformed(self, number: int, where: str, reason: str, taken: int) -> Iterator[Block]:
-        """Skip a malformed record. Before the first one of the file, yield a block of the records
-        that were added.
+        """Skip a malformed record. For the first malformed record of the file, first yield a block
+        of the records that were added.
 
         Args:
             where: position of the record, such as "line 7".

@@ -27,9 +27,9 @@ QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
 
 @dataclass(slots=True)
 class PerfReport:
-    """The result of a measurement. Latencies are in ms. A latency ends with the record's outcome.
-    It starts when the record was due (with `--rate`) or was submitted (otherwise, and for one out
-    of 100 records)."""
+    """The result of a measurement. Latencies are in ms, and end with the record's outcome. With
+    `--rate` they start when the record is due. Otherwise they start when it is submitted, and are
+    measured for one out of 100 records."""
 
     sent: int
     failed: dict[str, int]

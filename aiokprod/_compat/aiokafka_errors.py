@@ -68,7 +68,7 @@ CLASSES: Final[dict[type[KafkaError], str]] = {
 }
 """aiokafka's class for errors without a broker's error code. The first matching row applies.
 
-`SerializationError` is converted to a `TypeError`, which aiokafka raises for a key or value that is
+A `SerializationError` also becomes a `TypeError`, which aiokafka raises for a key or value that is
 not bytes.
 """
 

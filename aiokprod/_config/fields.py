@@ -1,6 +1,6 @@
-"""Checks of single settings, and hints for keys that are not settings of this producer.
+"""Checks of individual settings, and hints for keys that are not settings of this producer.
 
-Independent of `ProducerConfig`; `config.py` attaches the checks to its fields.
+This module does not depend on `ProducerConfig`; `config.py` attaches the checks to the fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MISSING_SERVERS: Final = 'bootstrap_servers is missing: name at least one "host:
 
 
 class DefaultInt(int):
-    """A default value: if it conflicts with another setting, it is changed with a warning."""
+    """A default value, which is changed with a warning if it conflicts with another setting."""
 
     __slots__ = ()
 

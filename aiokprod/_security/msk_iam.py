@@ -1,7 +1,7 @@
 """Tokens for Amazon MSK with IAM access control, signed without an AWS SDK.
 
 The token is a pre-signed URL (Signature Version 4), sent with OAUTHBEARER. The mechanism
-AWS_MSK_IAM sends the same fields as JSON. For example:
+AWS_MSK_IAM sends the same fields as JSON. An example with OAUTHBEARER:
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))

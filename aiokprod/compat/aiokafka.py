@@ -412,7 +412,7 @@ class AIOKafkaProducer:
     ) -> RecordMetadata:
         """Like `send`, but wait for the outcome.
 
-        Cancellation: only the wait ends once the record is in a batch.
+        Cancellation: once the record is in a batch, only the wait ends.
         """
         # Call `send`, because instrumentation packages wrap it.
         future = await self.send(topic, value, key, partition, timestamp_ms, headers)

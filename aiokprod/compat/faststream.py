@@ -126,7 +126,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._unconfirmed: set[asyncio.Task[BatchMetadata]] = set()  # the loop's are weak
+        self._unconfirmed: set[asyncio.Task[BatchMetadata]] = set()  # strong references
 
     async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
         """Start a producer of aiokprod instead of `producer`, which has not been started."""

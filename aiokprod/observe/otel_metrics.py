@@ -170,7 +170,7 @@ def _histogram(
         positive=Buckets(value["offset"], value["buckets"]),
         negative=_NO_BUCKETS,
         flags=0,
-        min=0.0,  # not known
+        min=0.0,  # the producer does not record minimums
         max=value["max"],
     )
 

@@ -129,7 +129,7 @@ class SchemaSerializer(ABC):
         """Check the setting to which the serializer is passed.
 
         Raises:
-            ConfigError: it was created for the other field.
+            ConfigError: the serializer was created for the other field.
         """
         if field != self.field:
             raise ConfigError(

@@ -38,7 +38,7 @@ class AvroSerializer(SchemaSerializer):
         subject: function of topic, field and the full name of the schema, or a fixed name.
         register: register the schema if the registry does not have it. If False, a missing schema
             is an error.
-        normalize: let the registry compare schemas without regard to their order and layout.
+        normalize: make the registry ignore order and layout when it compares schemas.
         framing: write the id before the data, or the GUID in a header.
         strict: reject data with fields that the schema does not have, or without a field that has a
             default.

@@ -77,7 +77,7 @@ class ConfluentSerializer:
         """Check the setting to which the serializer is passed.
 
         Raises:
-            ConfigError: it was created for the other field.
+            ConfigError: the serializer was created for the other field.
         """
         if field != self.field:
             raise ConfigError(
