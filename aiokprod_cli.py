@@ -1,6 +1,6 @@
-"""The command `aiokprod`: parses the arguments. `aiokprod._cli` does the work.
+"""Argument parser of the command `aiokprod`. `aiokprod._cli` implements the subcommands.
 
-A module outside the package, because `aiokprod --help` must not import the package.
+This module is outside the package, because `aiokprod --help` must not import the package.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 DONE, FAILED, USAGE, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
-"""Exit codes: everything is in the log; records failed; wrong arguments; no broker could be
-reached; a broker refused the client or the topic."""
+"""Exit codes, in this order: success, failed records or findings, wrong arguments, no reachable
+broker, and a client or topic that a broker refused."""
 
 EPILOG = """\
 exit codes: 0 everything was acknowledged; 1 records failed, or findings; 2 wrong arguments;
@@ -132,7 +132,7 @@ def _config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Return the argument parser with all subcommands."""
     made = argparse.ArgumentParser(
         prog="aiokprod", description="An Apache Kafka producer.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return its exit code."""
     made = parser()
     options = made.parse_args(arguments)
     if options.version:
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         return commands.run(options)
-    except BrokenPipeError:  # what reads the report has ended
+    except BrokenPipeError:  # the process that reads the report has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 

@@ -1,5 +1,8 @@
-"""Loads the shipped plugin (header with the kind of build, cluster fixtures) and the canary, and
-keeps the garbage collector away from what pytest has loaded."""
+"""Loads the pytest plugins of the tests, and excludes the collected tests from garbage collection.
+
+The plugins provide the fixtures of clusters, a report header with the kind of build, and a check
+that no secret is leaked.
+"""
 
 import gc
 
@@ -14,13 +17,13 @@ pytest_plugins = (
 def pytest_collection_finish() -> None:
     """Exclude the collected tests and their modules from garbage collections.
 
-    With 13,000 test items in memory, the collections of the tests would take more than half of the
-    time of a run.
+    Otherwise garbage collections would take more than half of the time of a run, because pytest
+    keeps 13,000 test items in memory.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter collect everything at its end."""
+    """Unfreeze the objects, so that the interpreter can collect them when it exits."""
     gc.unfreeze()

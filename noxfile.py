@@ -1,8 +1,8 @@
-"""Tests on every supported interpreter: `nox` (pip install nox), or `nox -s core-3.13`.
+"""Runs the tests on every supported interpreter: `nox` (pip install nox), or `nox -s core-3.13`.
 
-`.ci/run` tests one interpreter. The compiled core implements slots of types itself (`tp_iternext`,
+`.ci/run` tests one interpreter only. The compiled core implements type slots itself (`tp_iternext`,
 `am_send`), which may behave differently in each version of CPython and on each event loop.
-Interpreters that are not installed are left out.
+Interpreters that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def core(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run all unit tests but the long matrices, or the tests named after `--`."""
+    """Run all unit tests except the long matrices, or the tests given after `--`."""
     build(session, EXTRAS["test"] + ["packaging"])
     session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2", "-m", "not matrix"]))
 
 
 def build(session: nox.Session, requirements: list[str]) -> None:
-    """Install what is needed and build the extensions in place: tests import from the root."""
+    """Install the requirements and build the extensions in place, where the tests import them."""
     session.install(*BUILD, *PROJECT["project"]["dependencies"], *requirements)
     session.run("python", "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2")

@@ -1,8 +1,8 @@
-"""Lets Spark find `format("aiokprod")` by itself: it imports every module named `pyspark_*` and
-takes its `DefaultSource`.
+"""Registers `format("aiokprod")` with Spark, which imports every module named `pyspark_*` and uses
+its `DefaultSource`.
 
-Imports nothing of aiokprod until the source is used, starts nothing, and swallows every error of
-its own: an error here would hide the data sources of all other packages as well.
+Importing this module starts nothing and does not import aiokprod. All errors are suppressed,
+because an error here would also hide the data sources of other packages.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ with contextlib.suppress(Exception):  # pyspark is missing or too old
     from pyspark.sql.datasource import DataSource
 
     class DefaultSource(DataSource):
-        """Stands for `aiokprod.spark.AiokprodDataSource`."""
+        """Delegates to `aiokprod.spark.AiokprodDataSource`."""
 
         @classmethod
         def name(cls) -> str:
-            """The name in `format(...)`."""
+            """Return the name used in `format(...)`."""
             return "aiokprod"
 
         def __init__(self, options: Any) -> None:

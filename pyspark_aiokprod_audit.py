@@ -1,4 +1,4 @@
-"""Lets Spark find `format("aiokprod-audit")` by itself; see `pyspark_aiokprod`."""
+"""Registers `format("aiokprod-audit")` with Spark; see `pyspark_aiokprod`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ with contextlib.suppress(Exception):  # pyspark is missing or too old
     from pyspark.sql.datasource import DataSource
 
     class DefaultSource(DataSource):
-        """Stands for `aiokprod.spark.AiokprodAuditSource`."""
+        """Delegates to `aiokprod.spark.AiokprodAuditSource`."""
 
         @classmethod
         def name(cls) -> str:
-            """The name in `format(...)`."""
+            """Return the name used in `format(...)`."""
             return "aiokprod-audit"
 
         def __init__(self, options: Any) -> None:

@@ -1,7 +1,7 @@
 """The pytest plugin for users of aiokprod, loaded by its entry point.
 
-Outside the package, so that pytest imports the package only for tests that use a fixture. The
-fixtures of real brokers are in `aiokprod.testing.pytest_plugin`.
+This module is outside the package, so that pytest imports the package only for tests that use a
+fixture. The fixtures for real brokers are in `aiokprod.testing.pytest_plugin`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fake_cluster() -> Iterator[FakeCluster]:
-    """A `FakeCluster` of three brokers; the test fails if a client violates the protocol."""
+    """Provide a `FakeCluster` of three brokers. A client's protocol violation fails the test."""
     from aiokprod.testing import FakeCluster
 
     cluster = FakeCluster()
@@ -28,9 +28,9 @@ def fake_cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def fake_producer(fake_cluster: FakeCluster) -> Callable[..., Producer[Any, Any]]:
-    """Makes producers for `fake_cluster`: ``async with fake_producer(linger_ms=0) as producer``.
+    """Create producers for `fake_cluster`: ``async with fake_producer(linger_ms=0) as producer``.
 
-    Takes the arguments of `Producer`, of which bootstrap_servers and environment may be left out.
+    The arguments are those of `Producer`; bootstrap_servers and environment may be omitted.
     """
     from aiokprod import Producer
 
@@ -44,7 +44,7 @@ def fake_producer(fake_cluster: FakeCluster) -> Callable[..., Producer[Any, Any]
 
 @pytest.fixture
 def recording_producer() -> Callable[..., RecordingProducer[Any, Any]]:
-    """Makes a `RecordingProducer`: ``async with recording_producer(auto_complete=False) as p``."""
+    """Create a `RecordingProducer`: ``async with recording_producer(auto_complete=False) as p``."""
     from aiokprod.testing import RecordingProducer
 
     return RecordingProducer

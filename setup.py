@@ -1,4 +1,4 @@
-"""Builds the compiled core and the long description; everything else is in pyproject.toml."""
+"""Builds the compiled core and the long description. All other metadata is in pyproject.toml."""
 
 import os
 import re
@@ -12,43 +12,43 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path("aiokprod")
-# What runs for every record is optimized for speed (-O2 costs 8 % more instructions, except in
-# `batch`), the rest for size: a wheel has 20 extensions.
+# Modules that run for every record are optimized for speed (-O2 costs 8 % more instructions, except
+# in `batch`). The others are optimized for size, because a wheel has 20 extensions.
 PER_RECORD = {"append", "bulk_append", "record_fields", "serialization"}
 FOR_SOME_RECORDS = {"batch", "table_appender"}
 
 
 def flags(module: str) -> list[str]:
-    """The compiler's options for an extension."""
-    if "AIOKPROD_CFLAGS" in os.environ:  # instead: they come last and win over CFLAGS
+    """Return the compiler options for an extension."""
+    if "AIOKPROD_CFLAGS" in os.environ:  # the last options, so they override CFLAGS
         return os.environ["AIOKPROD_CFLAGS"].split()
     if sys.platform == "win32":
         return ["/O2"]
     level = "-O3" if module in PER_RECORD else "-O2" if module in FOR_SOME_RECORDS else "-Os"
-    # Debug information (-g is in CPython's own flags) is a fifth of the compiler's time; tables for
-    # unwinding, which C code without exceptions does not need, are a tenth of the size.
+    # CPython's flags contain -g, and debug information takes a fifth of the compile time. Unwind
+    # tables are a tenth of the size, and C code without exceptions does not need them.
     return [level, "-g0", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
 
 
-# Symbols are a sixth of the extensions' size. Valgrind and perf need them: AIOKPROD_CFLAGS=-g.
+# Symbols are a sixth of the extensions' size. AIOKPROD_CFLAGS=-g keeps them for Valgrind and perf.
 STRIPPED = {"linux": ["-Wl,-s"], "darwin": ["-Wl,-x"]}
 LINK_FLAGS = [] if "AIOKPROD_CFLAGS" in os.environ else STRIPPED.get(sys.platform, [])
 
-# Every .pxd is a dependency of every module: a stale extension beside an edited
-# declaration would win silently.
+# Every module depends on every .pxd. Otherwise an extension built with an older declaration would
+# be used without a warning.
 DECLARATIONS = [path.as_posix() for path in sorted(PACKAGE.rglob("*.pxd"))]
 
-# The largest first: the last compiler to finish then runs alone for the shortest time.
+# Compile the largest files first, so that the last compiler runs alone for the shortest time.
 SOURCES = sorted(PACKAGE.rglob("*.pyx"), key=lambda path: (-path.stat().st_size, path))
 
-# Cython compares the times of .pyx and .pxd only, but other options make other C code.
+# Cython compares the times of .pyx and .pxd files only, but changed options also change the C code.
 CHANGED = Path("setup.py").stat().st_mtime
 GENERATED = [path.with_suffix(".c") for path in SOURCES]
 OUTDATED = any(path.exists() and path.stat().st_mtime < CHANGED for path in GENERATED)
 
 
 def compiler_advice() -> str:
-    """The package that has a C compiler and Python's headers on this system."""
+    """Return how to install a C compiler and Python's headers on this system."""
     if sys.platform == "darwin":
         return "xcode-select --install"
     if sys.platform == "win32":
@@ -68,10 +68,10 @@ def compiler_advice() -> str:
 
 
 class BuildExtensions(build_ext):
-    """`build_ext` that names what is missing in one line."""
+    """A `build_ext` that reports a missing compiler or header in one line."""
 
     def build_extensions(self) -> None:
-        """Compile the extensions if there are a compiler and headers."""
+        """Compile the extensions. Exit if the compiler or Python's headers are missing."""
         command = getattr(self.compiler, "compiler_so", None)
         if command and shutil.which(command[0]) is None:
             sys.exit(
@@ -85,14 +85,14 @@ class BuildExtensions(build_ext):
 
 
 def long_description() -> str:
-    """README.md for package indexes, where links to files of the repository lead nowhere."""
+    """Return README.md without relative images and links, which package indexes cannot resolve."""
     text = Path("README.md").read_text(encoding="utf-8")
     text = re.sub(r"^!\[[^]]*\]\((?!https?://)[^)]*\)\n+", "", text, flags=re.MULTILINE)
     return re.sub(r"\[([^]]*)\]\((?!https?://)[^)]*\)", r"\1", text)
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -115,16 +115,16 @@ setup(
         ],
         force=OUTDATED,
         language_level=3,
-        # Only RecordMetadata can be pickled, by a separate method: the generated ones, of every
-        # class, would be a sixth of the C code. Functions are builtin functions, which are smaller
-        # and need no Python object; `submit`, which becomes a method of Producer, is not.
+        # Generated pickle methods of every class would be a sixth of the C code. RecordMetadata has
+        # a handwritten one. Without `binding`, functions are builtin functions, which are smaller
+        # and need no Python object. `submit` overrides this, because it is a method of Producer.
         compiler_directives={"auto_pickle": False, "binding": False},
     ),
     options={
-        # A default: `build_ext --parallel N` on the command line wins.
+        # `build_ext --parallel N` on the command line overrides this default.
         "build_ext": {"parallel": cores()},
-        # An editable install puts this folder on sys.path, where Spark searches for modules named
-        # pyspark_*. It does not find what an import hook provides, the default of setuptools.
+        # This mode puts the folder on sys.path, where Spark searches for modules named pyspark_*.
+        # Spark does not find modules behind an import hook, which is the default of setuptools.
         "editable_wheel": {"mode": "compat"},
     },
 )

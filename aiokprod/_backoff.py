@@ -26,7 +26,7 @@ class ExponentialBackoff:
     jitter: float = 0.2
 
     def after(self, failures: int, rng: random.Random) -> float:
-        """The pause in seconds after `failures` consecutive failures."""
+        """Return the pause in seconds after `failures` consecutive failures."""
         grown = self.initial * self.multiplier ** min(failures, _MAX_DOUBLINGS)
         base = min(grown, self.maximum)
         return min(base * rng.uniform(1 - self.jitter, 1 + self.jitter), self.maximum)

@@ -19,7 +19,7 @@ MAX_OFFSET: Final = 2**63 - 1
 
 
 class Offset(NamedTuple):
-    """Offset of the next record to read (≥ 0), leader epoch (-1 = unknown), commit metadata."""
+    """Offset of the next record to read (≥ 0), leader epoch (-1 if unknown) and commit metadata."""
 
     offset: int
     leader_epoch: int = -1
@@ -30,12 +30,12 @@ class Offset(NamedTuple):
 class GroupMetadata:
     """Metadata of a consumer in its group.
 
-    If generation and member id are known, the broker rejects offsets of a consumer whose partitions
-    were assigned to another one (KIP-447). The group id alone gives no such protection.
+    With a generation and a member id, the broker rejects offsets of a consumer whose partitions
+    were assigned to another consumer (KIP-447). The group id alone does not give this protection.
 
     Attributes:
-        generation_id: generation of the group; -1 = unknown.
-        group_instance_id: group.instance.id of a static member, else None.
+        generation_id: generation of the group; -1 if unknown.
+        group_instance_id: group.instance.id of a static member; None for other members.
     """
 
     group_id: str
@@ -125,10 +125,10 @@ def checked_offsets(offsets: Any) -> dict[TopicPartition, Offset]:
         offsets: a mapping from (topic, partition) to an int or an object with `offset` (and
             optionally `metadata` and `leader_epoch`), like that of aiokafka; or an iterable of
             objects with `topic`, `partition` and `offset`, like the result of confluent-kafka's
-            ``consumer.position(...)``. Its negative offsets (nothing read yet) are left out.
+            ``consumer.position(...)``. Negative offsets in it (nothing read yet) are ignored.
 
     Raises:
-        ConfigError: `offsets` is neither, or an offset is out of range.
+        ConfigError: `offsets` has another type, or an offset is out of range.
     """
     found: dict[TopicPartition, Offset] = {}
     if isinstance(offsets, Mapping):

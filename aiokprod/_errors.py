@@ -1,4 +1,4 @@
-"""The table of Kafka's error codes: one row per code says what it means and what follows from it.
+"""The table of Kafka's error codes. Each row defines a code's meaning and how the producer reacts.
 
 A few codes are also handled by name elsewhere, for example the sequence errors of Produce.
 docs/design/error-codes.md lists all such places, and the code that reads each field of a row.
@@ -6,7 +6,7 @@ docs/design/error-codes.md lists all such places, and the code that reads each f
 Source: the error table of the Kafka protocol guide and Java `o.a.k.common.protocol.Errors` of the
 4.x line. `retriable` and the refresh flags follow the Java exception hierarchy
 (`RetriableException`, `InvalidMetadataException`, `RefreshRetriableException` for coordinators).
-The exception is BROKER_NOT_AVAILABLE; its row says why.
+BROKER_NOT_AVAILABLE is the exception; a comment at its row gives the reason.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class ErrorCode:
             they keep waiting until max_block_ms.
         coordinator_action: action after a coordinator's response with this code; None for the
             default of `action_after`.
-        coordinator_actions: exceptions from `coordinator_action` for single requests.
+        coordinator_actions: actions that replace `coordinator_action` for individual requests.
         refused_before_write: in every broker version, a transaction coordinator that responds with
-            this code has not written to its log, so the request has changed nothing. If the write
+            this code has not written to its log, so the request has changed nothing. If a write
             fails or times out, the coordinator responds with COORDINATOR_NOT_AVAILABLE,
             NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_SERVER_ERROR or the code of the
-            write, and the state in the log decides. Source: Kafka
+            write. After these codes, the log may or may not contain the new state. Source: Kafka
             `TransactionStateManager.appendTransactionToLog`.
     """
 
@@ -124,8 +124,8 @@ class ErrorCode:
         return error_code, (self.number,)
 
     def action_after(self, call: TxnApi) -> ErrorAction:
-        """The action of a transactional producer if a coordinator responds to `call` with this
-        code.
+        """Return the action of a transactional producer if a coordinator responds to `call` with
+        this code.
 
         Defaults for rows without an entry: the request is repeated if the code is retriable, after
         a new look-up of the coordinator if the row has `refresh_coordinator`. All other codes are
@@ -145,8 +145,8 @@ class ErrorCode:
 class Code(enum.IntEnum):
     """Every error code of Kafka 4.x by its protocol name; `Code.X.row` is its row.
 
-    A comment beside `outcome=REJECTED` names the place in the broker's source that checks before it
-    appends. All other codes are UNKNOWN, because a record wrongly reported as not written would be
+    A comment beside `outcome=REJECTED` names the check in the broker's source that precedes the
+    append. All other codes are UNKNOWN, because a record wrongly reported as not written would be
     sent twice. In particular, with acks=all `DelayedProduce.tryComplete` responds after the local
     append with NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KAFKA_STORAGE_ERROR (log directory offline) or UNKNOWN_TOPIC_OR_PARTITION (up to Kafka 2.3 if
@@ -170,7 +170,7 @@ class Code(enum.IntEnum):
     UNKNOWN_SERVER_ERROR = ErrorCode(
         -1,
         "an unexpected error in the broker; its log shows the cause",
-        # the broker failed at any point between reading the request and responding to it
+        # the broker may have failed anywhere between reading the request and responding to it
         coordinator_actions={TxnApi.END: ErrorAction.LOST},
     )
     NONE = ErrorCode(0, "no error", coordinator_action=ErrorAction.OK)
@@ -417,7 +417,7 @@ class Code(enum.IntEnum):
         outcome=Outcome.REJECTED,  # transaction verification (AddPartitionsToTxn before the append)
         # Either the transactional id expired without traffic (transactional.id.expiration.ms), or
         # another producer took over and got another producer id. InitProducerId after the abort
-        # shows which of the two. This is the behaviour of Java 3.x; Java 4.x fails the producer.
+        # shows which of the two happened. Java 3.x behaves like this; Java 4.x fails the producer.
         coordinator_action=ErrorAction.ABORT,
         coordinator_actions={TxnApi.FIND: ErrorAction.FATAL, TxnApi.INIT: ErrorAction.FATAL},
         refused_before_write=True,
@@ -644,10 +644,10 @@ _ROWS: Final = {code.value: code.row for code in Code}
 
 
 def error_code(number: int) -> ErrorCode:
-    """The row of an error code.
+    """Return the row of an error code.
 
     A number that is not in the table gets a new row: not retriable, outcome UNKNOWN. Java likewise
-    maps it to UNKNOWN_SERVER_ERROR.
+    maps such numbers to UNKNOWN_SERVER_ERROR.
     """
     row = _ROWS.get(number)
     if row is not None:

@@ -10,8 +10,8 @@ from libc.math cimport frexp, exp2
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-# The buckets cover 2**-41 (half a picosecond) to 2**60; values outside are counted in the outermost
-# buckets.
+# The buckets cover 2**-41 (half a picosecond) to 2**60. Values outside this range are counted in
+# the outermost buckets.
 cdef enum:
     PER_OCTAVE = 8
     LOWEST = -41 * PER_OCTAVE
@@ -33,7 +33,7 @@ cdef double[PER_OCTAVE] BOUNDS = [
 
 
 cdef inline int index_of(double value) noexcept:
-    """k of the bucket of a value > 0."""
+    """Return the index k of the bucket that holds a value > 0."""
     cdef int exponent, step
     cdef double mantissa = frexp(min(value, LIMIT), &exponent) * 2  # 1 <= mantissa < 2
     for step in range(PER_OCTAVE - 1, -1, -1):
@@ -43,12 +43,12 @@ cdef inline int index_of(double value) noexcept:
 
 
 cdef class Histogram:
-    """Counts values in buckets that grow by 9 %: quantiles are exact within 4.5 %.
+    """Counts values in buckets that grow by 9 %, so quantiles are accurate within 4.5 %.
 
-    It takes 6 KiB, independently of the number of values.
+    A histogram takes 6 KiB, independently of the number of values.
 
     Attributes:
-        count, total, maximum: count, sum and maximum of the added values; negative ones and NaN
+        count, total, maximum: count, sum and maximum of the added values; negative values and NaN
             count as 0.
     """
 
@@ -67,7 +67,7 @@ cdef class Histogram:
         if value > 0.0:
             self.buckets[min(max(index_of(value) - LOWEST, 0), BUCKETS - 1)] += 1
         else:
-            value = 0.0  # NaN too
+            value = 0.0  # including NaN
             self.zeros += 1
         self.count += 1
         self.total += value
@@ -75,13 +75,14 @@ cdef class Histogram:
         self.peak = max(self.peak, value)
 
     def take_peak(self):
-        """The maximum since the last call, 0.0 without values. There may be one caller only."""
+        """Return the maximum since the last call, or 0.0 without values. Only one caller may use
+        this method."""
         peak, self.peak = self.peak, 0.0
         return peak
 
     def quantile(self, double q):
-        """The geometric middle of the bucket that holds the q-quantile (0 to 1), at most the
-        maximum; 0.0 if there are none."""
+        """Return the geometric mean of the bounds of the bucket that holds the q-quantile (q from 0
+        to 1), limited to the maximum; 0.0 without values."""
         cdef double left = q * self.count - self.zeros
         cdef int bucket
         if left <= 0 and self.zeros:
@@ -93,7 +94,7 @@ cdef class Histogram:
         return self.maximum
 
     def snapshot(self):
-        """The content of the histogram as plain values.
+        """Return the content of the histogram as plain values.
 
         Returns:
             count, sum, avg, p50, p99 and max of the values, and for export `scale` (3), `zeros`

@@ -1,9 +1,9 @@
 """Conversion of objects to JSON, the same for each backend of `JsonSerializer`.
 
-A backend (json, orjson, msgspec) encodes the types that it knows and calls `convert` for other
-objects. A document that it cannot encode, for instance because of an integer of more than 64 bits,
-is converted by `plain` and encoded by the standard library, so that all backends accept the same
-documents.
+A backend (json, orjson, msgspec) encodes the types that it supports and calls `convert` for other
+objects. If it cannot encode a document, for instance because of an integer of more than 64 bits,
+`plain` converts the document and the standard library encodes it. All backends therefore accept the
+same documents.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uuid import UUID
 from aiokprod.errors import ConfigError
 
 Default: TypeAlias = Callable[[Any], Any] | None
-"""The user's conversion of objects of other types."""
+"""The user's function that converts objects of other types."""
 
 _NONE: Final = object()
 _ZERO: Final = timedelta(0)
@@ -33,7 +33,7 @@ BACKENDS: Final = ("json", "orjson", "msgspec")
 
 
 def fastest_backend() -> str:
-    """The first of orjson, msgspec and json that is installed."""
+    """Return the first of orjson, msgspec and json that is installed."""
     for name in ("orjson", "msgspec"):
         if importlib.util.find_spec(name) is not None:
             return name
@@ -43,12 +43,12 @@ def fastest_backend() -> str:
 def encoder(
     backend: str, convert: Callable[[Any], Any], *, sort_keys: bool
 ) -> tuple[Callable[..., bytes], tuple[Any, ...]]:
-    """The function of orjson or msgspec that encodes a document.
+    """Return the function of orjson or msgspec that encodes a document.
 
-    It runs no Python code, except `convert` for objects of other types.
+    The function runs no Python code, except `convert` for objects of other types.
 
     Returns:
-        The function, and its positional arguments after the document, two or none.
+        The function, and the positional arguments (two or none) that follow the document.
 
     Raises:
         ConfigError: the backend is not installed.
@@ -64,8 +64,8 @@ def encoder(
             f"JsonSerializer(backend={backend!r}) needs the package {backend}: "
             "pip install 'aiokprod[json]'"
         ) from None
-    # orjson itself leaves out fields of dataclasses that begin with an underscore, and zeros in the
-    # microseconds of `time` (3.13 writes 10 ms as .10000).
+    # `convert` encodes these types, because orjson omits dataclass fields that begin with an
+    # underscore, and zeros in the microseconds of `time` (3.13 writes 10 ms as .10000).
     option = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
     if sort_keys:
         option |= orjson.OPT_SORT_KEYS
@@ -73,7 +73,7 @@ def encoder(
 
 
 def converter(default: Default) -> Callable[[Any], Any]:
-    """`convert` with the user's `default`."""
+    """Return `convert` with the user's `default` bound to it."""
     return convert if default is None else partial(convert, default=default)
 
 
@@ -89,14 +89,14 @@ class Unsupported(TypeError):
         self.where = where
 
     def within(self, field: str) -> Unsupported:
-        """The same error, with the field that contains the object."""
+        """Return the same error with the name of the field that contains the object."""
         return Unsupported(self.kind, f"{field} > {self.where}" if self.where else field)
 
 
 def convert(data: Any, default: Default = None) -> Any:
-    """Convert one object, but not its content, to a type that every backend knows.
+    """Convert one object, but not its content, to a type that every backend supports.
 
-    None and bool are converted too: msgspec calls this for keys of these types.
+    None and bool are converted too, because msgspec calls this function for keys of these types.
 
     Raises:
         Unsupported: the type has no JSON form, and there is no `default`.
@@ -133,8 +133,8 @@ def plain(data: Any, default: Default = None, *, keep_nan: bool = False) -> Any:
         keep_nan: leave NaN and infinite numbers as they are; otherwise they become None.
 
     Raises:
-        Unsupported: it contains an object that has no JSON form.
-        RecursionError: it is nested too deeply, or contains itself.
+        Unsupported: the document contains an object that has no JSON form.
+        RecursionError: the document is nested too deeply, or contains itself.
     """
     kind = type(data)
     if data is None or kind is str or kind is int or kind is bool:
@@ -162,7 +162,7 @@ def plain(data: Any, default: Default = None, *, keep_nan: bool = False) -> Any:
 
 
 def _key(key: Any, default: Default) -> str:
-    """The text of a key of an object."""
+    """Return the text of a key of a JSON object."""
     kind = type(key)
     if kind is str:
         return key  # type: ignore[no-any-return]  # mypy does not narrow by the exact type
@@ -179,13 +179,13 @@ def _key(key: Any, default: Default) -> str:
 
 
 def _structure(data: Any, default: Default) -> Any:
-    """The content of a dataclass, an attrs class, a msgspec Struct or a pydantic model, mostly a
-    dict of its fields; `_NONE` for anything else."""
+    """Return the content of a dataclass, an attrs class, a msgspec Struct or a pydantic model,
+    usually as a dict of its fields. Return `_NONE` for any other object."""
     kind = type(data)
     if hasattr(kind, "__dataclass_fields__"):
         return {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
     if (serializer := getattr(kind, "__pydantic_serializer__", None)) is not None:
-        # Warnings are turned off, because they would quote values.
+        # Turn warnings off, because they would quote values.
         return serializer.to_python(
             data, mode="json", warnings=False, fallback=partial(convert, default=default)
         )
@@ -204,7 +204,7 @@ def _datetime(data: datetime | time) -> str:
 
 
 def _timedelta(data: timedelta) -> str:
-    """ISO 8601: days, and seconds with microseconds."""
+    """Return an ISO 8601 duration of days and seconds, with up to six decimal places."""
     rest = abs(data)
     sign = "-" if data < _ZERO else ""
     seconds = f"{rest.seconds}"
@@ -232,4 +232,4 @@ _EXACT: Final[Mapping[type, Callable[[Any], Any]]] = {
     date: date.isoformat,
     Decimal: str,
 }
-"""The most frequent types, which are found without a search."""
+"""Conversions of the most frequent types, found without searching `_FORMS`."""

@@ -1,7 +1,8 @@
-"""The structured fields of log records, which `docs/monitoring.md` lists.
+"""The structured fields of log records. `docs/monitoring.md` lists them.
 
-They are attributes of the `logging.LogRecord` with the prefix `kafka_`, for formatters that write
-JSON and for filters. `kafka_event` is the name of the event; it stays the same if the text changes.
+The fields are attributes of the `logging.LogRecord` with the prefix `kafka_`, for filters and for
+formatters that write JSON. `kafka_event` is the name of the event, which stays the same if the text
+changes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ def log_fields(
     error: BaseException | None = None,
     **fields: object,
 ) -> dict[str, object]:
-    """The argument `extra` of a log call.
+    """Return the argument `extra` of a log call.
 
     Args:
         topic_partition: becomes `kafka_topic` and `kafka_partition`.
         error: becomes `kafka_error`, the name of its class, and `kafka_code`, the name of its error
-            code if it has one. Its text is in the message.
-        fields: plain values; no keys or values of records, no credentials.
+            code if it has one. The message contains the text of the error.
+        fields: plain values, but no keys or values of records and no credentials.
     """
     found: dict[str, object] = {"kafka_event": event}
     if topic_partition is not None:

@@ -1,7 +1,7 @@
-"""Removes stack frames that hold secrets from errors.
+"""Removes stack frames with secrets from errors.
 
 Error reporters print the local variables of every frame of an error and of its causes, including
-those that `from None` hides in a traceback. A password in such a variable would be published, so
+causes that `from None` hides in a traceback. They would publish a password in such a variable, so
 functions that have secrets in local variables are decorated with `redacted`.
 """
 
@@ -42,12 +42,12 @@ def redacted(failure: type[KafkaError]) -> Callable[[Callable[P, R]], Callable[P
                     return await function(*args, **kwargs)
                 except BaseException as error:
                     fresh = _fresh(error, failure, name)
-                # The frame of this function stays in the traceback.
+                # Drop the arguments, because the frame of this function stays in the traceback.
                 del args, kwargs
                 try:
                     raise fresh
                 finally:
-                    del fresh  # no cycle of error, traceback and frame
+                    del fresh  # avoids a reference cycle of error, traceback and frame
 
             return cast("Callable[P, R]", call_async)
 

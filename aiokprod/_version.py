@@ -9,4 +9,4 @@ from aiokprod._core import batch
 __version__ = "0.1.0"
 
 COMPILED: Final = not batch.__file__.endswith(".py")
-"""True if the core is compiled, which it always is in an installed package."""
+"""True if the core is compiled, as it always is in an installed package."""

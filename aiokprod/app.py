@@ -1,8 +1,8 @@
 """The lifecycle of a producer in an application: start, warm-up, probes, drain at shutdown.
 
-Standard library only: `serving` fits every framework with lifespan functions, `probes` is an ASGI
-application, `http_status` translates errors for HTTP clients, `run` is for scripts. Complete
-programs are in ``examples/``.
+`serving` works with every framework that has lifespan functions, `probes` is an ASGI application,
+`http_status` translates errors for HTTP clients, and `run` is for scripts. They need only the
+standard library. Complete programs are in ``examples/``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WARM_RETRY: Final = 1.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _WRONG_CONTENT: Final = frozenset({Code.INVALID_RECORD, Code.INVALID_TIMESTAMP})
-"""Codes of brokers that are about the content of a record."""
+"""Broker error codes that concern the content of a record."""
 
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
@@ -62,8 +62,8 @@ class _Life:
 
     Attributes:
         topics: the topics to warm up.
-        warm_error: the reason why the warm-up is not done; None once it is.
-        draining: the end of `serving` has begun.
+        warm_error: the reason why the warm-up is not complete; None once it is.
+        draining: True once `serving` has begun to close the producer.
     """
 
     def __init__(self, topics: list[str]) -> None:
@@ -94,20 +94,20 @@ async def serving(
             async with serving(producer, warm=["orders"]) as app.state.producer:
                 yield
 
-    At the start: starts the producer and warms up. At the end: `probes` responds with 503, and
+    On entry, the producer is started and warmed up. On exit, `probes` responds with 503, and
     pending records are sent for at most `drain_s` seconds.
 
     Args:
-        producer: a new one.
-        warm: topics whose metadata is fetched and to whose leaders connections are made.
-        warm_required: wait for the warm-up, and fail if it fails. Otherwise it is done in the
-            background and repeated until it succeeds, so that the application starts even if Kafka
-            is down; meanwhile the probes `/startupz` and `/readyz` respond with 503, and the first
-            failure is logged as WARNING.
+        producer: a producer that was not started yet.
+        warm: topics to prepare: their metadata is fetched, and their leaders are connected.
+        warm_required: True waits for the warm-up and raises its error. False runs it in the
+            background and repeats it until it succeeds, so that the application starts even if
+            Kafka is down. Until then the probes `/startupz` and `/readyz` respond with 503. The
+            first failure is logged as WARNING.
         drain_s: limit of the drain in seconds; 0 fails pending records at once; None stands for
             close_timeout_ms. Must be less than the time after which the platform kills the process,
             minus the time that the server waits for requests.
-        on_report: called with the report of the drain, which is also logged, and kept in
+        on_report: called with the report of the drain, which is also logged and stored in
             `producer.drain_report`.
 
     Raises:
@@ -116,7 +116,7 @@ async def serving(
             warm_required, see `Producer.warm`.
         Others: see `Producer.start`.
 
-    Cancellation of the drain ends it at once; there is still a report.
+    Cancellation ends the drain at once; the report is still made.
     """
     topics = checked_topics("serving", warm)
     check_timeout("serving", drain_s)
@@ -143,14 +143,14 @@ async def serving(
 
 
 async def _keep_warming(producer: Producer[Any, Any], life: _Life) -> None:
-    """Repeat the warm-up until it has succeeded."""
+    """Repeat the warm-up until it succeeds."""
     level = logging.WARNING
     while True:
         try:
             await producer.warm(life.topics)
         except KafkaError as error:
             if producer.health().state != "running":
-                return  # reported by every call
+                return  # every call reports this failure
             logger.log(
                 level, "the warm-up failed and is repeated: %s", error,
                 extra=log_fields("warm_up_failed", error=error, client_id=producer.client_id),
@@ -172,12 +172,12 @@ async def _drain(
     limit: float | None,
     on_report: Callable[[DrainReport], object] | None,
 ) -> DrainReport:
-    """Close the producer within `limit` seconds, and report."""
+    """Close the producer within `limit` seconds and pass the report to `on_report`."""
     closing = producer._lifecycle.close_at_exit() if limit is None else producer.close(limit)
     try:
         report = await closing
     except asyncio.CancelledError:
-        # Returns soon, because the cancellation has ended the drain.
+        # This call returns soon, because the cancellation has ended the drain.
         report = await producer.close()
         if on_report is not None:
             on_report(report)
@@ -196,7 +196,7 @@ class Probe:
 
     Attributes:
         ok: True stands for status 200, and False for 503.
-        reasons: the reasons why it is not ok.
+        reasons: the reasons why `ok` is False.
     """
 
     ok: bool
@@ -249,7 +249,8 @@ class Probes:
         return self._producer if isinstance(self._producer, Producer) else self._producer()
 
     def live(self) -> Probe:
-        """Not ok if the producer has failed, which requires a new producer or a restart."""
+        """Return a result that is ok unless the producer has failed. A failure requires a new
+        producer or a restart."""
         producer = self._current()
         health = None if producer is None else producer.health()
         if health is not None and health.state == "failed":
@@ -257,8 +258,8 @@ class Probes:
         return Probe(True)
 
     def started(self) -> Probe:
-        """Ok once the producer is started and the warm-up of `serving` is done. It stays ok from
-        then on."""
+        """Return a result that is ok once the producer is started and the warm-up of `serving` is
+        complete, and stays ok from then on."""
         producer = self._current()
         if producer is None or producer.health().state == "new":
             return Probe(False, ("the producer is not started",))
@@ -268,8 +269,8 @@ class Probes:
         return Probe(True)
 
     def ready(self) -> Probe:
-        """Ok while records can be sent: started, not draining, `Health.ok`, room in the buffer,
-        leaders known."""
+        """Return a result that is ok while records can be sent: the producer is started and not
+        draining, `Health.ok` is True, the buffer has room, and the topics have leaders."""
         started = self.started()
         producer = self._current()
         if not started.ok or producer is None:
@@ -302,10 +303,10 @@ class Probes:
         return Probe(not reasons, tuple(reasons))
 
     def _leaderless(self, producer: Producer[Any, Any], topics: Iterable[str]) -> Iterator[str]:
-        """The topics for which no leader of any partition is known.
+        """Yield the topics for which no leader of any partition is known.
 
-        A topic that had a leader and was not used for metadata_max_idle_ms since then is not
-        included: the producer has forgotten it.
+        Topics that had a leader and whose metadata the producer dropped after metadata_max_idle_ms
+        without use are not included.
         """
         runtime = producer._lifecycle.runtime
         if runtime is None:
@@ -319,7 +320,8 @@ class Probes:
                 yield topic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application. It can be mounted: the last part of the path selects the probe."""
+        """Respond as an ASGI application. The last part of the path selects the probe, so the
+        application can be mounted."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -362,30 +364,31 @@ def probes(
     max_pressure: float = 0.9,
     max_age_s: float | None = None,
 ) -> Probes:
-    """An ASGI application with the probes of Kubernetes for a producer, to be mounted.
+    """Return an ASGI application with Kubernetes probes for a producer, to be mounted.
 
     ::
 
         app.mount("/kafka", probes(lambda: app.state.producer))
 
-    - /livez responds with 200 unless the producer has failed and must be replaced;
-    - /startupz does so once the producer is started and the warm-up of `serving` is done;
-    - /readyz does so from then on while `Health.ok`, the buffer has room and topics have leaders,
-      until `serving` ends or the producer is closed.
+    - /livez responds with 200 unless the producer has failed and must be replaced.
+    - /startupz responds with 200 once the producer is started and the warm-up of `serving` is
+      complete.
+    - /readyz then responds with 200 while `Health.ok` is True, the buffer has room and the topics
+      have leaders, until `serving` ends or the producer is closed.
 
-    Otherwise they respond with 503. The body is JSON, ``{"status": "ok", "reasons": []}``. A probe
-    never waits and contacts no broker: it reports the state of the producer. Other kinds of servers
-    call the methods `live`, `started` and `ready` of the object.
+    Otherwise the probes respond with 503. The body is JSON, ``{"status": "ok", "reasons": []}``. A
+    probe reports the state of the producer. It never waits and contacts no broker. Servers of other
+    kinds can call the methods `live`, `started` and `ready` of the returned object.
 
     Args:
-        producer: a `Producer`, or a function that returns the current one, or None before it
+        producer: a `Producer`, or a function that returns the current producer, or None before it
             exists.
         topics: the topics that must have a leader; None stands for those that `serving` warms up.
             Other topics become known with the first record to them.
-        max_pressure: largest part of buffer_memory in use (`Health.pressure`), above 0 and up
+        max_pressure: maximum share of buffer_memory in use (`Health.pressure`), above 0 and up
             to 1.
-        max_age_s: largest age of the oldest record without an outcome, s; None leaves this to
-            `Health.ok`.
+        max_age_s: maximum age in seconds of the oldest record without an outcome; None sets no
+            limit besides `Health.ok`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -405,9 +408,9 @@ class HttpStatus:
         error: the text of the error. It names topics, partitions and brokers; it has no key, value
             or credential, unless the text of a broker quotes them.
         outcome: whether the record can be in the log.
-        may_repeat: the client may send the same request again: this may succeed, and cannot store
-            the record twice.
-        retry_after_s: value of the header Retry-After, s; None without it.
+        may_repeat: True if the client may send the same request again, because that may succeed and
+            cannot store the record twice.
+        retry_after_s: value of the header Retry-After in seconds; None if there is no such header.
     """
 
     status: int
@@ -423,7 +426,7 @@ class HttpStatus:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the response besides those of its content."""
+        """The headers of the response, without those that describe the content."""
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
     @property
@@ -438,7 +441,7 @@ class HttpStatus:
 
 
 def http_status(error: KafkaError | TimeoutError, *, retry_after_s: int = 1) -> HttpStatus:
-    """The response to an HTTP request whose record failed with this error.
+    """Return the response to an HTTP request whose record failed with this error.
 
     ::
 
@@ -460,19 +463,20 @@ def http_status(error: KafkaError | TimeoutError, *, retry_after_s: int = 1) -> 
     500    all others, which the client cannot fix: permissions, topics, settings, defects
     ====== =================================================================================
 
-    Status 503 has the header Retry-After, and only with it `may_repeat` is True. The status 504 is
-    not used for other errors, so that proxies and clients that repeat a request after 503 do not
-    store a record twice.
+    Only status 503 has the header Retry-After and `may_repeat=True`. An UNKNOWN outcome has the
+    separate status 504, because proxies and clients repeat a request after 503, which could store
+    its record twice.
 
     Args:
-        error: what `send`, `submit`, `try_submit` or a future raised. A TimeoutError that is no
-            KafkaError, such as that of ``future.result(10)`` or `asyncio.timeout`, ended a wait:
-            the outcome is UNKNOWN. An error of a `BulkResult` is about one record: others of the
-            call may be in the log, so that a repeated request may store these twice.
-        retry_after_s: value of Retry-After, s.
+        error: the error that `send`, `submit`, `try_submit` or a future raised. A TimeoutError that
+            is not a KafkaError, such as that of ``future.result(10)`` or `asyncio.timeout`, only
+            ended a wait, so the outcome is UNKNOWN. An error in a `BulkResult` concerns one record.
+            Other records of the call may be in the log, and a repeated request may store them
+            twice.
+        retry_after_s: value of the header Retry-After in seconds, 0 or more.
 
     Raises:
-        ConfigError: an argument is of another type.
+        ConfigError: an argument has another type, or `retry_after_s` is negative.
     """
     if type(retry_after_s) is not int or retry_after_s < 0:
         raise ConfigError(
@@ -511,9 +515,9 @@ def run(
     on_report: Callable[[DrainReport], object] | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = new_event_loop,
 ) -> T:
-    """Run ``await main(producer)`` in a new event loop, drain the producer, return the result.
+    """Run ``await main(producer)`` in a new event loop, drain the producer and return the result.
 
-    For scripts. It replaces `asyncio.run`, and uses uvloop if that is installed.
+    For scripts. This function replaces `asyncio.run`, and uses uvloop if that is installed.
 
     SIGTERM and SIGINT (Ctrl-C) cancel `main`; then pending records are sent for at most `drain_s`
     seconds. A second signal ends `main` and the drain at once; the report is still made. Further
@@ -521,7 +525,7 @@ def run(
 
     Args:
         main: called with the started producer.
-        producer: a new one, or its configuration.
+        producer: a producer that was not started yet, or a configuration.
         warm, warm_required, drain_s, on_report: see `serving`.
         loop_factory: creates the event loop.
 
@@ -571,7 +575,7 @@ def run(
 async def _until_signalled(
     function: Callable[[], Awaitable[T]],
 ) -> tuple[T | None, int | None]:
-    """The result of the function, or the number of the signal that has cancelled it."""
+    """Return the result of the function, or the number of the signal that cancelled it."""
     task = asyncio.ensure_future(function())
     received: list[int] = []
 
@@ -590,7 +594,7 @@ async def _until_signalled(
     restore = _handle_signals(on_signal)
     try:
         await asyncio.wait([task])
-    except asyncio.CancelledError:  # the runner, after a signal without handler
+    except asyncio.CancelledError:  # cancelled by the runner, after a signal without a handler
         task.cancel()
         await asyncio.wait([task])
         raise
@@ -602,16 +606,16 @@ async def _until_signalled(
 
 
 def _handle_signals(on_signal: Callable[[int], None]) -> Callable[[], None]:
-    """Call a function on the loop for SIGTERM and SIGINT. Returns a function that restores the
-    handlers.
+    """Call `on_signal` on the loop for SIGTERM and SIGINT. Return a function that restores the
+    earlier handlers.
 
-    Outside the main thread, signals cannot be handled, and nothing is done.
+    Has no effect outside the main thread, where signals cannot be handled.
     """
     loop = asyncio.get_running_loop()
     earlier = {}
     for number in SIGNALS:
-        with contextlib.suppress(ValueError):  # not the main thread
-            # `loop.add_signal_handler` is not used: Windows does not have it, and it would not
+        with contextlib.suppress(ValueError):  # raised outside the main thread
+            # Do not use `loop.add_signal_handler`: Windows does not support it, and it would not
             # restore the handler of the runner.
             earlier[number] = signal.signal(
                 number, lambda number, _: loop.call_soon_threadsafe(on_signal, number)

@@ -1,7 +1,7 @@
 """`Blocking`: a producer for synchronous code.
 
-It runs an event loop in a separate thread, and is the only part of this package that starts a
-thread for a producer. Everything else works like `Producer`.
+It runs an event loop in a separate thread. No other part of this package starts a thread for a
+producer. Everything else works like `Producer`.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Blocking(Generic[K, V]):
         with Blocking(bootstrap_servers="localhost:9092") as producer:
             metadata = producer.send("topic", b"value", key=b"key")
 
-    Takes the arguments of `Producer`. Any number of threads can use one object and share batches.
-    An event loop in a daemon thread, which the first call starts, runs the producer; serializers,
-    interceptors, plug-ins and partitioners are called in that thread, in a copy of the caller's
-    context.
+    The arguments are those of `Producer`. Any number of threads can use one object and share
+    batches. The first call starts a daemon thread with an event loop, which runs the producer.
+    Serializers, interceptors, plug-ins and partitioners are called in that thread, in a copy of the
+    caller's context.
 
     A program that ends without `close` still sends the pending records: an `atexit` function closes
     the object within `close_timeout_ms`, like the end of ``with``. This function does not run if
     the process is killed, or ends by a signal without a handler (SIGTERM) or by `os._exit`.
 
-    After a fork the child process starts another thread and another producer when it first uses the
-    object. Records that were pending at the fork belong to the parent. A transactional producer
+    After a fork, the child process starts another thread and another producer when it first uses
+    the object. Records that were pending at the fork belong to the parent. A transactional producer
     that was started before the fork raises ForkedProcess in the child, because two processes with
     one transactional_id would fence each other. Objects that are passed to the constructor are
     used in both processes; their `configure` is called again in the child.
@@ -79,8 +79,8 @@ class Blocking(Generic[K, V]):
         ConfigError: see `Producer`.
 
     All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
-    None of them may be called on the event loop of the object itself, where it would wait for
-    itself; there they raise WrongLoop.
+    Methods that wait raise WrongLoop if they are called on the event loop of the object, where they
+    would wait for themselves.
     """
 
     @overload
@@ -166,7 +166,7 @@ class Blocking(Generic[K, V]):
     # -- start and close ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the thread and the producer, see `Producer.start`. The first call does this too.
+        """Start the thread and the producer; see `Producer.start`. The first send starts them too.
 
         Raises:
             ConfigError: no bootstrap server can be resolved.
@@ -178,7 +178,7 @@ class Blocking(Generic[K, V]):
         return self
 
     def _running(self) -> ThreadedLoop:
-        """The thread, with a started producer."""
+        """Return the thread, with a started producer. Start both if necessary."""
         thread = self._thread
         if thread is None or self._is_closed:
             with self._lock:
@@ -197,7 +197,7 @@ class Blocking(Generic[K, V]):
         thread = self._starting or ThreadedLoop("aiokprod-blocking")
         if self._starting is None:
             self._starting = thread
-        else:  # in a signal handler that has interrupted this function, or after one
+        else:  # in or after a signal handler that has interrupted this function
             if thread is not self._starting:
                 thread.stop(STOP_TIMEOUT)
             self._starting.run(self._producer.start())
@@ -205,10 +205,10 @@ class Blocking(Generic[K, V]):
         try:
             thread.run(self._producer.start())
         except BaseException:
-            # As in `Producer.__aenter__`: the producer cannot be used, and the next call creates
-            # a new one.
+            # As in `Producer.__aenter__`, the producer cannot be used. The next call starts a new
+            # producer.
             self._starting = None
-            if not self._is_closed:  # by a signal handler
+            if not self._is_closed:  # a signal handler may have closed it
                 try:
                     thread.run(self._producer.close(0))
                 finally:
@@ -244,12 +244,12 @@ class Blocking(Generic[K, V]):
     def close(self, timeout: float | None = None) -> DrainReport:
         """Send the pending records, then stop the producer and its thread.
 
-        Idempotent: later and concurrent calls get the same report.
+        Idempotent: later and concurrent calls return the same report.
 
         Args:
             timeout: limit in seconds for sending pending records; 0 fails them at once;
                 None waits until every record has its outcome (at most max_block_ms +
-                delivery_timeout_ms). The end of ``with`` waits for close_timeout_ms.
+                delivery_timeout_ms). The end of ``with`` waits for at most close_timeout_ms.
 
         Records without an outcome at the timeout fail with ProducerClosed and are in the report.
         An interrupted call (KeyboardInterrupt) fails pending records at once.
@@ -263,7 +263,7 @@ class Blocking(Generic[K, V]):
             closing = self._begin_close(timeout)
         try:
             report = closing.result()
-        except concurrent.futures.CancelledError:  # an interrupted call of another thread
+        except concurrent.futures.CancelledError:  # by an interrupted call in another thread
             assert self._closing is not None
             report = self._closing.result()
         except BaseException:
@@ -274,7 +274,7 @@ class Blocking(Generic[K, V]):
         return report
 
     def _give_up_drain(self, closing: LoopCall[DrainReport]) -> None:
-        """End the drain at once, and wait for its report, which later calls get."""
+        """End the drain at once, and wait for the report, which later calls of `close` return."""
         with self._lock:
             if self._closing is closing and not closing.done():
                 assert self._thread is not None
@@ -284,7 +284,7 @@ class Blocking(Generic[K, V]):
         closing.wait()
 
     def _begin_close(self, timeout: float | None) -> LoopCall[DrainReport]:
-        """Called with the lock. Reject further calls and start the drain."""
+        """Reject further calls and start the drain. The caller holds the lock."""
         if self._thread is not None and self._thread.is_current:
             raise WrongLoop("the producer cannot be closed in its own thread")
         if self._closing is None:
@@ -301,7 +301,7 @@ class Blocking(Generic[K, V]):
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """The result of `close`, including the one at the end of ``with``; None until it ends."""
+        """The result of `close` or of the end of ``with``; None before."""
         return self._producer.drain_report
 
     # -- sending --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Blocking(Generic[K, V]):
         interrupted (KeyboardInterrupt), a record that is still in an open batch is withdrawn.
         """
         check_timeout("send", timeout, zero=False)
-        self._running()  # not in the thread of the producer
+        self._running()  # raises WrongLoop in the thread of the producer
         record = self._producer.send_threadsafe(
             topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
         )
@@ -339,8 +339,8 @@ class Blocking(Generic[K, V]):
         return self._given_up(record, topic, timeout)
 
     def _given_up(self, record: RecordFuture, topic: str, timeout: float | None) -> RecordMetadata:
-        """Withdraw a record whose timeout has passed; returns or raises its outcome, if it has one
-        meanwhile."""
+        """Withdraw a record whose timeout has passed, and raise the error. If the record has an
+        outcome by now, return its metadata or raise its error."""
         if not record.cancel():
             return record.result()
         thread = self._thread or self._starting
@@ -368,7 +368,8 @@ class Blocking(Generic[K, V]):
     ) -> Future[RecordMetadata]:
         """Send one record without waiting for its outcome; see `Producer.send_threadsafe`.
 
-        Waits only while 10 000 records or 8 MiB wait for the event loop, up to max_block_ms.
+        Blocks only while 10 000 records or 8 MiB are waiting for the event loop, for up to
+        max_block_ms.
 
         Returns:
             A `concurrent.futures.Future` of the record's metadata.
@@ -404,7 +405,8 @@ class Blocking(Generic[K, V]):
 
         Args:
             function: must not block and must not use this `Blocking` object.
-            timeout: limit in seconds; the awaitable is then cancelled. None waits until it ends.
+            timeout: limit in seconds, after which the awaitable is cancelled; None waits until it
+                ends.
 
         Raises:
             TimeoutError: the timeout passed. Others: the exceptions of the function.
@@ -461,17 +463,16 @@ class Blocking(Generic[K, V]):
     # -- fork -----------------------------------------------------------------------------------
 
     def _after_fork(self) -> None:
-        """In the child process: forget the thread, which is in the parent."""
-        self._lock = threading.RLock()  # another thread may have held it
+        """Drop the thread in the child process, where it does not exist."""
+        self._lock = threading.RLock()  # another thread may have held the lock at the fork
         self._starting = None
-        if self._is_closed:  # maybe not by its end
+        if self._is_closed:  # the drain may not have ended before the fork
             self._closing = LoopCall.ended(self._producer.drain_report or EMPTY_DRAIN)
         elif self._thread is None and self._producer._lifecycle.forked:
-            self._producer = self._new_producer()  # it was being started
+            self._producer = self._new_producer()  # the parent was starting the earlier one
         if self._thread is None:
             return
-        # The loop is kept, because destroying it in the child would change the parent's epoll
-        # object.
+        # Keep the loop, because destroying it in the child would change the parent's epoll object.
         _parents.append((self._thread, self._producer))
         self._thread = None
         if self._is_closed:
@@ -491,7 +492,7 @@ _parents: list[object] = []
 
 
 def _close_all() -> None:
-    """Close all open objects at the same time."""
+    """Close all open objects concurrently."""
     objects = list(_open)
     for one in objects:
         one._begin_close_at_exit()

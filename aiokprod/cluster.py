@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from aiokprod.records import TopicPartition
 
 ZERO_TOPIC_ID: Final = bytes(16)
-"""The topic id from brokers that do not support topic ids (Java `Uuid.ZERO_UUID`)."""
+"""The topic id used for brokers that do not support topic ids (Java `Uuid.ZERO_UUID`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PartitionInfo(NamedTuple):
         replicas, isr, offline: broker ids.
         error: the partition's error code, or 0 if none.
 
-    A named tuple, because it is cheap to create: a response may have 10 000 of them.
+    A named tuple, because it is cheap to create: a response may have 10 000 partitions.
     """
 
     topic: str
@@ -87,7 +87,8 @@ class ClusterSnapshot:
         generation: incremented with every new snapshot.
         nodes: by id, read-only; bootstrap addresses until the first Metadata response.
         topics: by name, read-only; only topics with at least one partition.
-        unauthorized_topics, invalid_topics: names with that error in the last Metadata response.
+        unauthorized_topics, invalid_topics: names of topics with this error in the last Metadata
+            response.
     """
 
     generation: int = 0
@@ -106,33 +107,33 @@ class ClusterSnapshot:
                 object.__setattr__(self, name, MappingProxyType(mapping))
 
     def partition_count(self, topic: str) -> int | None:
-        """Number of partitions, or None if the topic is unknown. O(1)."""
+        """Return the number of partitions, or None if the topic is unknown. O(1)."""
         info = self.topics.get(topic)
         return None if info is None else len(info.partitions)
 
     def partition(self, topic: str, partition: int) -> PartitionInfo | None:
-        """The partition's metadata, or None if topic or partition is unknown. O(1)."""
+        """Return the partition's metadata, or None if topic or partition is unknown. O(1)."""
         info = self.topics.get(topic)
         if info is None or not 0 <= partition < len(info.partitions):
             return None
         return info.partitions[partition]
 
     def leader_of(self, topic_partition: TopicPartition) -> int | None:
-        """Broker id of the leader, or None if unknown or if there is none. O(1)."""
+        """Return the broker id of the leader, or None if the leader is unknown or missing. O(1)."""
         info = self.partition(*topic_partition)
         return None if info is None else info.leader
 
     def leader_epoch_of(self, topic_partition: TopicPartition) -> int:
-        """The leader's epoch, or -1 if unknown. O(1)."""
+        """Return the leader's epoch, or -1 if unknown. O(1)."""
         info = self.partition(*topic_partition)
         return -1 if info is None else info.leader_epoch
 
     def available_partitions(self, topic: str) -> tuple[int, ...]:
-        """Partitions with a leader, ascending; empty if the topic is unknown. O(1)."""
+        """Return the partitions with a leader, ascending; empty if the topic is unknown. O(1)."""
         info = self.topics.get(topic)
         return () if info is None else info.available
 
     def topic_id(self, topic: str) -> bytes:
-        """The topic id: 16 bytes, all zero if topic or id is unknown. O(1)."""
+        """Return the topic id: 16 bytes, all zero if topic or id is unknown. O(1)."""
         info = self.topics.get(topic)
         return ZERO_TOPIC_ID if info is None else info.topic_id

@@ -83,67 +83,73 @@ class ProducerConfig:
 
     Attributes:
         bootstrap_servers: "host:port", several with commas, or a list; any subset of the brokers.
-            Used until the first metadata response and to rebootstrap.
+            Used until the first metadata response and for rebootstrapping.
         client_id: name in broker logs, metrics and quotas; None generates "aiokprod-N".
         acks: 0 (do not wait), 1 (leader) or "all" (all in-sync replicas).
         enable_idempotence: None means True unless `acks` or `retries` rule it out.
-        retries: attempts after the first; normally delivery_timeout_ms ends them. Not for metadata.
+        retries: maximum number of attempts after the first; normally delivery_timeout_ms ends them
+            earlier. Does not apply to metadata requests.
         max_in_flight_requests_per_connection: 1 or more; at most 5 with idempotence.
-        delivery_timeout_ms: from the opening of a record's batch to its outcome, including all
-            retries; at least linger_ms + request_timeout_ms.
-        request_timeout_ms: limit for a response; after it the connection is closed.
+        delivery_timeout_ms: limit from the creation of a record's batch to the record's outcome,
+            including all retries; at least linger_ms + request_timeout_ms.
+        request_timeout_ms: limit for a response, after which the connection is closed.
         linger_ms: maximum time a batch waits for more records.
         adaptive_linger: a batch is sent at once while its leader has no Produce request in flight;
-            False is the strict Java rule. (Java has no such setting.) Batches of a topic whose
-            profile has a `linger_ms` wait for it in any case.
+            False waits for linger_ms in any case, as Java does. (Java has no such setting.) Batches
+            of a topic whose profile has a `linger_ms` always wait for that time.
         batch_size: target size of a batch; 0 sends records one by one. (Java: 16384. Here that
             would divide the throughput by 3.5, and a large value costs little, because memory is
             counted by bytes used, not by batch capacity.)
-        elastic_batch_size: a batch that waits behind another one of its partition may grow up to
-            this size, until a broker rejects a batch of the topic as too large. Values up to
-            batch_size, such as 0, turn this off. Should not exceed max.message.bytes of the topics:
-            a larger batch is rejected and sent again in parts. With a transactional_id the default
-            is 8 * batch_size, at most max_request_size. (Java has no such setting.)
+        elastic_batch_size: size up to which a batch may grow while it waits behind another batch of
+            its partition. This ends for a topic when a broker rejects one of its batches as too
+            large. Values up to batch_size, such as 0, turn it off. Should not exceed
+            max.message.bytes of the topics, because a larger batch is rejected and sent again in
+            parts. With a transactional_id the default is 8 * batch_size, at most max_request_size.
+            (Java has no such setting.)
         buffer_memory: limit of the bytes of records without an outcome.
         max_block_ms: maximum time a call waits for metadata and memory together.
         close_timeout_ms: maximum time that the end of ``async with`` waits for the outcomes of
-            pending records; -1 waits until all have one. Not for `close()`. The default leaves
-            time within the 30 s after which Kubernetes and gunicorn kill a process. (Java: none.)
-        max_request_size: limit of a request and of one record.
+            pending records; -1 sets no limit. Does not apply to `close()`. The default is shorter
+            than the 30 s after which Kubernetes and gunicorn kill a process. (Java: none.)
+        max_request_size: maximum size of a request and of one record.
         compression_type: "none", "gzip", "snappy" (needs the extra), "lz4" or "zstd".
         compression_gzip_level: 1 to 9, or -1 for zlib's default.
         compression_lz4_level: 1 to 17.
         compression_zstd_level: -131072 to 22.
         topic_profiles: other settings for some topics: a mapping from patterns to `TopicProfile`. A
-            pattern is a topic name in which ``*`` stands for any characters or none, and ``?``
-            for one. The first pattern that matches decides. Kept as a tuple of pairs. (Java: none.)
+            pattern is a topic name in which ``*`` stands for any characters or none, and ``?`` for
+            one. The first matching pattern applies. Stored as a tuple of pairs. (Java: none.)
         partitioner_adaptive_partitioning_enable: keyless records favour partitions with short
             queues (KIP-794).
-        partitioner_availability_timeout_ms: avoid partitions whose broker could not be sent to for
-            this long; 0 turns it off.
+        partitioner_availability_timeout_ms: avoid partitions whose broker has accepted no request
+            for this long; 0 turns this off.
         partitioner_ignore_keys: distribute keyed records like keyless ones.
         transactional_id: enables transactions.
         transaction_timeout_ms: the coordinator aborts a transaction that is open for longer.
-        metadata_max_age_ms: forced refresh period.
-        metadata_max_idle_ms: forget topics without sends for this long; 5000 or more.
-        metadata_recovery_strategy: "rebootstrap" or "none": what to do when no known broker
-            responds (KIP-899).
-        metadata_recovery_rebootstrap_trigger_ms: rebootstrap after this long without a response
-            (KIP-1102).
+        metadata_max_age_ms: age at which metadata is refreshed even without a change or an error.
+        metadata_max_idle_ms: drop the metadata of a topic after this long without a send to it;
+            5000 or more.
+        metadata_recovery_strategy: the action if no known broker responds: "rebootstrap" or "none"
+            (KIP-899).
+        metadata_recovery_rebootstrap_trigger_ms: rebootstrap after this long without a response to
+            a metadata request (KIP-1102).
         allow_auto_create_topics: request the creation of missing topics, which the brokers may
             refuse. (Java: always True for producers.)
-        enable_metrics_push: push metrics to brokers that ask for them (KIP-714); see
-            docs/observability.md. Without a receiver of metrics, brokers do not ask.
+        enable_metrics_push: push metrics to brokers that request them (KIP-714); see
+            docs/observability.md. Brokers without a receiver of metrics request none.
         client_dns_lookup: "use_all_dns_ips": all addresses of a host name are tried.
-        retry_backoff_ms, retry_backoff_max_ms: exponential with 20 % jitter (KIP-580).
-        reconnect_backoff_ms, reconnect_backoff_max_ms: the same, for the connections to a broker.
-        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: limit of name
-            resolution, connecting and the TLS handshake together, and of the SASL authentication;
-            grows with failures before the connection takes requests (KIP-601). ApiVersions gets
-            request_timeout_ms if that is longer.
-        connections_max_idle_ms: close connections that were unused for this long; -1 never does.
+        retry_backoff_ms, retry_backoff_max_ms: shortest and longest pause before a retry. The pause
+            grows exponentially and has 20 % jitter (KIP-580).
+        reconnect_backoff_ms, reconnect_backoff_max_ms: shortest and longest pause between attempts
+            to connect to a broker. The pause grows exponentially and has 20 % jitter.
+        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: initial and
+            longest limit for name resolution, connecting and the TLS handshake together, and for
+            the SASL authentication. The limit grows with each failure before the connection is
+            ready for requests (KIP-601). ApiVersions gets request_timeout_ms if that is longer.
+        connections_max_idle_ms: close connections that were unused for this long; -1 turns this
+            off.
         send_buffer_bytes, receive_buffer_bytes: SO_SNDBUF, SO_RCVBUF; -1 is the system's default.
-        receive_max_bytes: largest response accepted, as a protection. (Java: no limit.)
+        receive_max_bytes: maximum size of a response, as a protection. (Java: no limit.)
         security_protocol: "PLAINTEXT", "SSL", "SASL_PLAINTEXT" or "SASL_SSL"; never negotiated.
         ssl_context: an `ssl.SSLContext`, instead of the following settings.
         ssl_truststore_location, ssl_truststore_certificates: PEM file or PEM text of the CAs to
@@ -158,15 +164,15 @@ class ProducerConfig:
             "" accepts any name.
         sasl_mechanism: "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI" or
             "AWS_MSK_IAM".
-        sasl_username, sasl_password: for PLAIN and SCRAM; the token id and its HMAC with
-            sasl_delegation_token. (Java: sasl.jaas.config.)
+        sasl_username, sasl_password: for PLAIN and SCRAM. With sasl_delegation_token, they are the
+            token id and its HMAC. (Java: sasl.jaas.config.)
         sasl_credentials: user name and password in one object, replaceable at run time.
         sasl_delegation_token: the credentials are those of a delegation token (KIP-48).
         sasl_token_provider: for OAUTHBEARER, a `TokenProvider` or an async function that returns
             a token; for AWS_MSK_IAM, `MskIamTokens`.
         sasl_kerberos_service_name: for GSSAPI, first part of the brokers' principals.
         sasl_kerberos_principal, sasl_kerberos_keytab: the client's principal, and a keytab to fetch
-            its tickets; without one, those of the credential cache are used. (Names of librdkafka.)
+            its tickets; without a keytab, the credential cache is used. (Names of librdkafka.)
         sasl_allow_cleartext: allow PLAIN, OAUTHBEARER and AWS_MSK_IAM without TLS.
 
     Raises:
@@ -281,19 +287,19 @@ class ProducerConfig:
 
     @property
     def idempotent(self) -> bool:
-        """True if the producer is idempotent; resolves the default."""
+        """True if the producer is idempotent, either by the setting or by default."""
         if self.enable_idempotence is None:
             return not self._against_idempotence()
         return self.enable_idempotence
 
     def bootstrap_addresses(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of each bootstrap server, in order."""
+        """Return host and port of each bootstrap server, in order."""
         return tuple(
             parse_address("bootstrap_servers", server) for server in self.bootstrap_servers
         )
 
     def effective(self) -> dict[str, object]:
-        """The effective value of every setting, for `explain()`. Contains no secrets."""
+        """Return the effective value of every setting, for `explain()`. Contains no secrets."""
         values: dict[str, object] = {}
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
@@ -310,9 +316,9 @@ class ProducerConfig:
         strings.
 
         Raises:
-            ConfigError: a key is unknown (the error contains the most similar name), is given in
-                both spellings, or has no meaning here (the error contains the replacement); or a
-                value is wrong.
+            ConfigError: a value is wrong, or a key is unknown (the message names the most similar
+                setting), is given in both spellings, or has no meaning here (the message names the
+                replacement).
         """
         settings = {setting.name: setting for setting in dataclasses.fields(cls)}
         values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Network, clocks and randomness of a producer as one value, which tests replace."""
+"""The network, the clocks and the random source of a producer, as one value that tests replace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Dialer(Protocol):
-    """Resolves names and opens connections. Callers apply their own timeouts to both."""
+    """Resolves names and opens connections. Callers apply timeouts to both methods."""
 
     async def connect(
         self,
@@ -26,8 +26,8 @@ class Dialer(Protocol):
         """Connect to one address.
 
         The transport's flow control must cover all bytes that are still buffered in the process:
-        after `set_write_buffer_limits(high=0)` the protocol must be paused exactly while there are
-        any. The TLS transports of asyncio and uvloop do not satisfy this.
+        after `set_write_buffer_limits(high=0)` the protocol must be paused exactly while any byte
+        is buffered. The TLS transports of asyncio and uvloop do not satisfy this.
 
         Args:
             tls: complete a TLS handshake with this context before `connection_made` is called.
@@ -39,7 +39,7 @@ class Dialer(Protocol):
         """
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """All addresses of a name, in the order in which to try them; never empty.
+        """Return all addresses of a name, in the order in which to try them; never empty.
 
         Raises:
             DialError: the name has no address.
@@ -47,12 +47,14 @@ class Dialer(Protocol):
 
 
 def unix_ms() -> int:
-    """Wall clock in Unix ms; no other code in the package reads it."""
+    """Return the wall clock in Unix ms. Other code, except that for OpenTelemetry, must call this
+    function to read the wall clock."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic() -> float:
-    """Monotonic seconds for deadlines in threads, which must not read the clock of a loop."""
+    """Return monotonic seconds, for deadlines in threads, which must not read the clock of a
+    loop."""
     return time.monotonic()
 
 
@@ -62,7 +64,7 @@ class Environment:
 
     Attributes:
         dialer: resolves names and opens connections.
-        unix_ms: wall clock, read for record timestamps only.
+        unix_ms: wall clock in Unix ms, for timestamps of records and the expiry of tokens.
         rng: random source for jitter and partition choice; seeded in simulations.
         stopwatch: monotonic seconds, to measure how long callers occupy the event loop; the clock
             of the loop itself may have a resolution of only 1 ms (uvloop).

@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 REJECTED_WITH_BATCH: Final = "rejected because other records of its batch are invalid"
-"""The text in the error of a record that was only in the same batch as an invalid one (KIP-467)."""
+"""The error text of a valid record whose batch contained an invalid record (KIP-467)."""
 
 
 class KafkaError(Exception):
@@ -100,19 +100,20 @@ class KafkaError(Exception):
         code: row of the error table; None for the default of the class.
         outcome, retriable: None for the value of the code, or of the class if no code is given.
 
-    The properties are read-only, because several tasks may hold the same error: `with_` returns a
-    changed error, `copy` an error for another task. Both copy the attributes of the instance
-    without calling `__init__`, so that subclasses may define `__init__` with other arguments.
+    The properties are read-only, because several tasks may hold the same error. `with_` returns a
+    changed copy, and `copy` returns a copy for another task. Both copy the attributes of the
+    instance without calling `__init__`, so that subclasses may define `__init__` with other
+    arguments.
 
-    Errors pickle with their attributes, and with their cause if it is a `KafkaError`; other causes
-    are dropped, because not every exception can be pickled. Tracebacks are not pickled.
+    Errors are pickled with their attributes, and with their cause if it is a `KafkaError`. Other
+    causes are dropped, because not every exception can be pickled. Tracebacks are not pickled.
     """
 
     default_outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     default_retriable: ClassVar[bool] = False
     default_code: ClassVar[Code | None] = None
 
-    # Names with two underscores cannot collide with attributes of subclasses.
+    # Two underscores cause name mangling, which avoids collisions with attributes of subclasses.
     __topic: str | None = None
     __partition: int | None = None
 
@@ -157,8 +158,8 @@ class KafkaError(Exception):
 
     @property
     def retriable(self) -> bool:
-        """True if the same call may succeed later, even if `outcome` is UNKNOWN: look at that
-        first, because a repeated call may then store the record twice."""
+        """True if the same call may succeed later. Check `outcome` first: if it is UNKNOWN, a
+        repeated call may store the record twice."""
         return self.__retriable
 
     @property
@@ -188,14 +189,14 @@ class KafkaError(Exception):
         topic: str | None = None,
         partition: int | None = None,
     ) -> Self:
-        """A copy of this error with other values, to be raised instead of it.
+        """Return a copy of this error with other values, to be raised instead of this error.
 
         Class, code, other attributes, notes, cause, context and traceback stay the same.
 
         Args:
             message, outcome, retriable: None keeps the value.
-            topic, partition: topic and partition of the record that failed. A new topic replaces
-                the partition too.
+            topic, partition: topic and partition of the record that failed. A new topic also
+                replaces the partition.
         """
         fresh = self.__clone(topic, partition)
         if message is not None:
@@ -212,11 +213,11 @@ class KafkaError(Exception):
         return fresh
 
     def copy(self, *, topic: str | None = None, partition: int | None = None) -> Self:
-        """An equal error without traceback, whose `__cause__` is this one.
+        """Return an equal error without traceback, whose `__cause__` is this error.
 
         Each task that waits for the same batch, connection or producer gets its own copy. Raising
-        one instance in several tasks would mix their tracebacks and contexts, and keep the frames
-        of all of them alive.
+        one instance in several tasks would mix their tracebacks and contexts, and keep all their
+        frames alive.
 
         Args:
             topic, partition: topic and partition of the task's record; see `with_`.
@@ -255,7 +256,8 @@ class KafkaError(Exception):
 
 
 def _blank(cls: type[KafkaError], args: tuple[Any, ...]) -> KafkaError:
-    """An instance without attributes; `__init__` of a subclass may take other arguments."""
+    """Return an instance without attributes. `__init__` is not called, because that of a subclass
+    may take other arguments."""
     error = cls.__new__(cls)
     error.args = args
     return error
@@ -295,7 +297,7 @@ class MetadataMissing(WouldBlock):
 
 
 class SchemaMissing(WouldBlock):
-    """A serializer does not know the id of its schema yet; a request has been sent to the Schema
+    """The schema id of a serializer is not known yet; a request has been sent to the Schema
     Registry."""
 
 
@@ -346,7 +348,7 @@ class RequestTimedOut(NetworkError):
 
 
 class ProtocolError(KafkaError):
-    """The broker violated the protocol, or both sides share no version."""
+    """The broker violated the protocol, or client and broker share no version of a request."""
 
 
 class DecodeError(ProtocolError):
@@ -442,7 +444,7 @@ class ForkedProcess(KafkaError):
 class ProducerFailed(KafkaError):
     """A background task of the producer failed with the chained cause; create a new producer.
 
-    `.outcome` is NOT_SENT for records that no request contained; otherwise it is that of the
+    `.outcome` is NOT_SENT for records that no request contained; otherwise it is the outcome of the
     record's last request.
     """
 
@@ -450,7 +452,7 @@ class ProducerFailed(KafkaError):
 
 
 class NotReady(KafkaError):
-    """A request was given to a connection that cannot accept it: a bug in this package."""
+    """A request was passed to a connection that cannot accept it: a bug in this package."""
 
     default_outcome = Outcome.NOT_SENT
 
@@ -461,7 +463,7 @@ _CLASS_OF: Final[dict[str, type[KafkaError]]] = {
 
 
 def broker_error(number: int, message: str, *, outcome: Outcome | None = None) -> KafkaError:
-    """The exception for an error code in a broker's response.
+    """Return the exception for an error code in a broker's response.
 
     The message should name the topic-partition, broker, attempts and elapsed time; the meaning of
     the code is appended. Codes without a special class become a `BrokerError`.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Severity(enum.Enum):
     """The severity of a finding.
 
-    ERROR: records cannot be delivered, or not to some partitions. WARNING: they can, but some may
-    fail, or the configuration is risky. INFO: useful information.
+    ERROR: records cannot be delivered to some or all partitions. WARNING: records can be delivered,
+    but some may fail, or the configuration is risky. INFO: useful information.
     """
 
     ERROR = "error"

@@ -1,4 +1,4 @@
-"""Hooks for every record: before it is serialized, and when it has its outcome.
+"""Interceptors, which are called for every record before serialization and after its outcome.
 
 An interceptor's failure is logged and otherwise ignored; it never prevents or changes a send.
 
@@ -24,52 +24,51 @@ logger = logging.getLogger(__name__)
 class ProducerInterceptor(Protocol):
     """Called for every record of a producer. Methods are synchronous and must not block.
 
-    They may send records themselves, with `try_submit` and `submit`.
+    Methods may send records, with `try_submit` and `submit`.
 
-    If `on_send` raises a BaseException that is not an Exception (KeyboardInterrupt), it is raised
-    to the caller, and the record is not sent. If `on_acknowledgement` raises one, it is passed to
-    the loop's exception handler.
+    If `on_send` raises a BaseException that is not an Exception (KeyboardInterrupt), it propagates
+    to the caller, and the record is not sent. If `on_acknowledgement` raises such an exception, it
+    is passed to the loop's exception handler.
     """
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
-        """Return the record to send, the same or a changed one. Runs in the caller's task, before
-        serialization; the partition may still be None.
+        """Return the record to send: the given record or a changed one. Runs in the caller's task,
+        before serialization; the partition may still be None.
 
-        It is not called if the call fails before the record is created: invalid arguments, or a
-        producer that is closed or has failed.
+        Not called if a call fails before its record is created, because of invalid arguments or
+        because the producer is closed or has failed.
         """
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """Called when a record has its outcome, exactly once for each record `on_send` has seen.
+        """Called when a record has its outcome, exactly once for each call of `on_send`.
 
         Args:
             metadata: metadata of a delivered record, else None. (Java: metadata with offset -1.)
             error: the error of a record that was not delivered, else None. `error.topic` and
-                `error.partition` identify it (the partition is None if none was chosen), and
-                `error.outcome` says whether it can be in the log.
+                `error.partition` identify the record (the partition is None if none was chosen),
+                and `error.outcome` says whether it can be in the log.
 
         If the method has a parameter named `headers`, it also gets a tuple of the record's headers
-        as a keyword argument, on success and on failure (KIP-512). Declare it as
+        as a keyword argument, on success and on failure (KIP-512). Declare the method as
         ``def on_acknowledgement(self, metadata, error, headers=())``.
 
         Runs on the event loop, before the callbacks of the delivery.
         """
 
     def close(self) -> None:
-        """The producer was closed; called once, see `aiokprod._client.user_hooks`."""
+        """Called once when the producer was closed; see `aiokprod._client.user_hooks`."""
 
 
 class InterceptorChain(InterceptorCalls):
-    """Calls interceptors in order; false if there are none."""
+    """Calls interceptors in order. A chain without interceptors is false."""
 
     def __init__(self, interceptors: Iterable[ProducerInterceptor] = ()) -> None:
         found = tuple(interceptors)
         super().__init__(found, tuple(map(_takes_headers, found)), ProducerRecord)
 
     def check(self, record: ProducerRecord[Any, Any]) -> None:
-        """Raise if an interceptor has returned a record that cannot be sent. Its headers were not
-        checked when it was created, and its other fields were not if it was created without
-        `__init__`."""
+        """Raise an error if an interceptor has returned a record that cannot be sent. The
+        constructor of records does not check headers, and may have been bypassed altogether."""
         ProducerRecord.__post_init__(record)
         _ = record.key, record.value
         record_size_bound(None, None, record.headers)
@@ -83,7 +82,7 @@ class InterceptorChain(InterceptorCalls):
 
 
 def _takes_headers(interceptor: ProducerInterceptor) -> bool:
-    """True if `on_acknowledgement` has a parameter `headers`."""
+    """Return True if `on_acknowledgement` has a parameter `headers`."""
     try:
         parameters = inspect.signature(interceptor.on_acknowledgement).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature

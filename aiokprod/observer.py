@@ -50,36 +50,36 @@ class BatchView(Protocol):
 
     @property
     def size(self) -> int:
-        """Size in a request, including the header, in bytes."""
+        """Size of the batch in a request, including its header, in bytes."""
 
     @property
     def plain_size(self) -> int:
-        """Bytes of its records before compression; 0 until it is encoded."""
+        """Size of the records before compression, in bytes; 0 until the batch is encoded."""
 
     @property
     def codec_id(self) -> int:
-        """Number of the compression codec in Kafka's protocol; 0 without compression."""
+        """Id of the compression codec in Kafka's protocol; 0 without compression."""
 
     @property
     def compression_ratio(self) -> float:
-        """Compressed size / plain size of its records; 1 without compression."""
+        """Compressed size / plain size of the records; 1 without compression."""
 
     @property
     def attempts(self) -> int:
-        """Number of requests that contained it so far."""
+        """Number of requests that have contained the batch so far."""
 
     @property
     def wire_node(self) -> int:
-        """The broker to which it was sent last; -1 before that."""
+        """Id of the broker to which the batch was last sent; -1 before the first attempt."""
 
     @property
     def created_at(self) -> float:
-        """The time at which its first record was appended."""
+        """The time at which the first record was appended."""
 
     @property
     def sent_at(self) -> float:
-        """The time at which its last attempt was about to be written to a connection; 0 before
-        that."""
+        """The time just before the last attempt was written to a connection; 0 before the first
+        attempt."""
 
 
 class Observer:
@@ -93,7 +93,7 @@ class Observer:
     """
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
-        """A Produce request is about to be written to a connection."""
+        """A Produce request with these batches is about to be written to a connection."""
 
     def on_produce_done(self, node_id: int, latency: float) -> None:
         """A Produce request ended `latency` seconds after it was sent, perhaps without a
@@ -115,13 +115,13 @@ class Observer:
         self, topic_partition: TopicPartition, records: int, error: KafkaError
     ) -> None:
         """Records failed and no task was awaiting them. Called once per batch, or per result of
-        `send_many` or `send_table` that was dropped unread. In the latter case the partition is
-        that of the first failed record (empty topic or -1 if it had none)."""
+        `send_many` or `send_table` that was dropped unread. For a dropped result, the partition is
+        that of the first failed record (with an empty topic or -1 if unknown)."""
 
     def on_record_refused(self, error: KafkaError) -> None:
-        """A record failed before it was in a batch: no metadata, no memory, too large, not
-        serialized, or the call was cancelled; or the timeout of `send` has withdrawn it from its
-        batch. `error.topic` and `error.partition` identify it.
+        """A record failed before it was in a batch (no metadata, no memory, too large, not
+        serialized, or the call was cancelled), or the timeout of `send` withdrew it from its batch.
+        `error.topic` and `error.partition` identify the record.
 
         Called once for each such record, except for invalid arguments and calls on a producer that
         is closed or has failed.
@@ -132,8 +132,8 @@ class Observer:
         has suspended the call, even if it ended with an error.
 
         Args:
-            reason: "buffer": memory in the buffer or in the share of a broker; "metadata": the
-                topic or partition was not known.
+            reason: "buffer" for a wait for memory, in the buffer or in the share of a broker;
+                "metadata" for a wait until the topic or partition is known.
         """
 
     def on_transaction_call(
@@ -167,7 +167,7 @@ HOOKS: Final = tuple(name for name in vars(Observer) if name.startswith("on_"))
 """Names of the hooks of `Observer`."""
 
 LABELLED: Final = names("counter", labelled=True)
-"""Metrics whose values are dicts: counters by error or method."""
+"""Names of metrics whose values are dicts: counters by error or method."""
 
 _COUNTERS: Final = tuple(
     name for name in names("counter") if name not in (*NODE_COUNTERS, *TOPIC_COUNTERS)
@@ -176,23 +176,22 @@ _HISTOGRAMS: Final = names("histogram")
 
 
 class Metrics(Observer):
-    """Counters since the start, and histograms, of one producer: the content of
-    `producer.metrics()`.
+    """Counters and histograms of one producer since its start: the content of `producer.metrics()`.
 
-    Their names and meanings are in the table of docs/monitoring.md.
+    docs/monitoring.md has a table of the names and meanings.
 
     Attributes:
         histograms: the histograms by name.
-        errors, refusals, transaction_errors: number by name of the error code or class.
-        plugin_errors: number by class and method of the plug-in or observer.
-        topics, nodes: counters by topic and broker, at most 1000 each; the others are counted
+        errors, refusals, transaction_errors: number of errors by name of the error code or class.
+        plugin_errors: number of errors by class and method of the plug-in or observer.
+        topics, nodes: counters by topic and broker, at most 1000 each; further ones are counted
             together, as topic "(other)" and as node -1.
     """
 
     def __init__(self) -> None:
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self.histograms = {name: Histogram() for name in _HISTOGRAMS}
-        # The methods are looked up once, because each is called for each batch or request.
+        # Look these methods up once, because they are called for every batch or request.
         self._batch_size = self.histograms["batch_size_bytes"].add
         self._batch_records = self.histograms["records_per_batch"].add
         self._queue_time = self.histograms["queue_time_s"].add
@@ -207,7 +206,7 @@ class Metrics(Observer):
         self.nodes = NodeTable()
 
     def snapshot(self) -> dict[str, Any]:
-        """All metrics as plain values, independent of later changes. May be called in any
+        """Return all metrics as plain values, independent of later changes. May be called in any
         thread."""
         values: dict[str, Any] = dict(self.counters())
         values.update((name, h.snapshot()) for name, h in self.histograms.items())
@@ -216,16 +215,16 @@ class Metrics(Observer):
         return values
 
     def counters(self) -> dict[str, int]:
-        """The counters without labels: those of the producer, and the sums over topics and
+        """Return the counters without labels: those of the producer, and the sums over topics and
         brokers."""
         return self._counters | self.topics.sums() | self.nodes.sums()
 
     def by_topic(self) -> dict[str, dict[str, int]]:
-        """The metrics of each topic."""
+        """Return the metrics of each topic."""
         return {name: counts.snapshot() for name, counts in list(self.topics.counters.items())}
 
     def by_node(self) -> dict[int, dict[str, Any]]:
-        """The metrics of each broker, by node id."""
+        """Return the metrics of each broker, by node id."""
         return {node: counts.snapshot() for node, counts in list(self.nodes.counters.items())}
 
     def on_batches_sent(self, node_id: int, batches: Sequence[BatchView]) -> None:
@@ -319,7 +318,7 @@ class Metrics(Observer):
 
 
 def error_name(error: KafkaError) -> str:
-    """The name of an error in metrics: that of its code, or of its class if it has no code."""
+    """Return the name of an error in metrics: the name of its code, or of its class without one."""
     return error.code.name if error.code is not None else type(error).__name__
 
 
@@ -353,8 +352,8 @@ class ObserverChain(Observer):
                 method = getattr(observer, hook, None)
                 if method is not None:
                     method(*arguments)
-            # A hook awaits nothing, so CancelledError is not the cancellation of the running task;
-            # the result of a cancelled future raises it.
+            # Hooks are synchronous, so a CancelledError does not mean that the running task was
+            # cancelled. It comes from the result of a cancelled future.
             except (Exception, CancelledError) as error:
                 self._log(observer, hook, error)
 

@@ -1,7 +1,7 @@
 """Partitioners, which choose the partition of a record.
 
 A partitioner is an object with `partition(...)`, or a callable with the same arguments. It is
-called only for records without a partition. It is called again for the same record if the call had
+called only for records without a partition. It is called again for the same record if the send had
 to wait for memory or metadata. It runs in the caller's task, with one snapshot of the cluster, and
 must not block.
 
@@ -27,7 +27,7 @@ _DEFAULT_BATCH_SIZE: Final = 131_072
 
 @runtime_checkable
 class Partitioner(Protocol):
-    """Chooses partitions. May also have `configure(config)` and `close()`."""
+    """Chooses partitions. An implementation may also have `configure(config)` and `close()`."""
 
     def partition(
         self,
@@ -41,25 +41,25 @@ class Partitioner(Protocol):
         """Return the partition of a record: 0 to count - 1.
 
         `key` and `value` are the caller's objects, `key_bytes` and `value_bytes` the results of the
-        serializers. `cluster` has the topic's metadata. May be called again for the same record, if
-        the call had to wait for memory or metadata.
+        serializers. `cluster` contains the topic's metadata. May be called again for the same
+        record, if the send had to wait for memory or metadata.
         """
 
 
 AnyPartitioner: TypeAlias = Partitioner | Callable[..., int]
-"""The types that the setting `partitioner` accepts."""
+"""The types that the argument `partitioner` accepts."""
 
 
 def key_partition(key_bytes: bytes, partitions: int) -> int:
-    """The partition of a key: murmur2 modulo **all** partitions, including those without a leader.
+    """Return the partition of a key: murmur2 modulo **all** partitions, with or without a leader.
 
-    It is the same in the Java client. It changes with the number of partitions.
+    The Java client returns the same partition. The result changes with the number of partitions.
     """
     return record_fields.key_partition(key_bytes, partitions)
 
 
 class StickyLoad:
-    """Chooses the next sticky partition for keyless records, by the length of the queues.
+    """Chooses the next sticky partition for keyless records by the lengths of the queues.
 
     Args:
         adaptive: if False, ignore the queues (partitioner_adaptive_partitioning_enable).
@@ -100,18 +100,18 @@ class StickyLoad:
 
 
 class DefaultPartitioner:
-    """Java's built-in partitioner: the hash of the key; records without a key stay with one
-    partition for about `batch_size` bytes.
+    """Java's built-in partitioner. The hash of the key selects the partition. Records without a key
+    go to the same partition for about `batch_size` bytes.
 
     A producer without a custom partitioner does the same in its compiled append path, where it
     switches to another partition when a batch is full. This class is for custom partitioners that
-    delegate to it. It does not know the batches, so it switches after `batch_size` bytes.
+    delegate to it. It cannot see the batches, so it switches after `batch_size` bytes.
 
     Args:
         adaptive: prefer partitions with short queues (partitioner_adaptive_partitioning_enable).
         availability_timeout_ms: avoid partitions whose broker has accepted no request for this
-            long; 0 turns it off.
-        ignore_keys: treat records with a key like records without one.
+            long; 0 turns this off.
+        ignore_keys: treat records with a key like records without a key.
         rng: random source; seeded in tests.
         batch_size: bytes after which to switch to another partition.
     """
@@ -156,8 +156,8 @@ class DefaultPartitioner:
 
 
 class RoundRobinPartitioner:
-    """Uses the partitions that have a leader in turn, for records with and without keys. If no
-    partition has a leader, it uses all partitions in turn."""
+    """Uses the partitions with a leader in turn, for records with and without keys. If no partition
+    has a leader, it uses all partitions in turn."""
 
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
@@ -184,10 +184,10 @@ class RoundRobinPartitioner:
 
 
 class ConsistentRandomPartitioner:
-    """librdkafka's default: CRC-32 of the key modulo all partitions; without a key, or with an
-    empty one, a random partition that has a leader.
+    """librdkafka's default partitioner: CRC-32 of the key modulo all partitions. Records with an
+    empty key or none go to a random partition with a leader.
 
-    For topics that are also written by librdkafka clients with their default partitioner.
+    For topics to which librdkafka clients with their default partitioner also write.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -237,14 +237,14 @@ def adapt(partitioner: AnyPartitioner) -> Partitioner:
     """Convert a user's partitioner to a `Partitioner`.
 
     Raises:
-        ConfigError: it is neither a partitioner object nor a callable.
+        ConfigError: `partitioner` is neither a partitioner object nor a callable.
     """
     if isinstance(partitioner, type):
         raise ConfigError(
             f"partitioner={partitioner.__name__}: pass an instance, {partitioner.__name__}()"
         )
     given: object = partitioner
-    if isinstance(given, (str, bytes)):  # they have a method `partition`
+    if isinstance(given, (str, bytes)):  # both types have a method `partition`
         raise ConfigError(f"partitioner={given!r}: names are not loaded, pass an object")
     if isinstance(partitioner, Partitioner):
         return partitioner
@@ -277,8 +277,8 @@ def choose(
 
 
 def calls_of(partitioner: Partitioner) -> Callable[..., Any]:
-    """The function that `choose` calls. Exceptions of the partitioner become the cause of its
-    ConfigError. Its text does not contain theirs, because that may quote the record."""
+    """Return the function that `choose` calls. An exception of the partitioner becomes the cause of
+    a ConfigError, whose text does not quote the exception, because that may contain the record."""
     if isinstance(partitioner, CallablePartitioner):
         function: Callable[..., Any] = partitioner.function
     else:
@@ -300,10 +300,10 @@ def calls_of(partitioner: Partitioner) -> Callable[..., Any]:
 
 
 def checked(partitioner: Partitioner, answer: object, topic: str, cluster: ClusterSnapshot) -> int:
-    """The result of a partitioner.
+    """Check the result of a partitioner and return it.
 
     Raises:
-        ConfigError: it is not an int from 0 to count - 1.
+        ConfigError: the result is not an int from 0 to count - 1.
     """
     total = _count(cluster, topic)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < total:
@@ -327,6 +327,6 @@ def _count(cluster: ClusterSnapshot, topic: str) -> int:
 
 
 def _forget_unknown(state: dict[str, Any], cluster: ClusterSnapshot) -> None:
-    """Drop the state of topics that are no longer in use."""
+    """Drop the state of topics that are no longer in the metadata."""
     for topic in [topic for topic in state if topic not in cluster.topics]:
         del state[topic]

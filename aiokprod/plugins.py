@@ -1,7 +1,7 @@
-"""Plug-ins: tracing, metrics and dead letters, which pair a record with its outcome.
+"""Plug-ins, which pair a record with its outcome, for example for tracing or dead letters.
 
-A plug-in returns a token for a record of interest and gets it back once, with the outcome, in one
-call per batch. A record without a token costs no memory.
+A plug-in returns a token for a record of interest. It gets the token back once, with the outcome,
+in one call per batch. A record without a token costs no memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class RecordPlugin(Protocol):
 
     Methods are synchronous and must not block. Their exceptions and invalid results are logged and
     otherwise ignored. If `on_append` raises a BaseException that is not an Exception
-    (KeyboardInterrupt), it is raised to the caller, and the record is not sent; if another method
-    does, it is passed to the loop's exception handler. Methods may send records themselves. A
-    plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
+    (KeyboardInterrupt), it propagates to the caller, and the record is not sent. If another method
+    raises such an exception, it is passed to the loop's exception handler. Methods may send
+    records. A plug-in may also have hooks of `Observer`, `configure(config)` and `close()`.
     """
 
     def on_append(
@@ -31,7 +31,7 @@ class RecordPlugin(Protocol):
 
         Returns:
             The headers to send, and a token, or None if the outcome of the record is of no
-            interest. None instead of the pair stands for the same headers and no token.
+            interest. None instead of the pair means unchanged headers and no token.
         """
 
     def on_batch_settled(
@@ -59,10 +59,10 @@ class RecordPlugin(Protocol):
         self, topic: str, partition: int | None, token: object | None, error: KafkaError
     ) -> None:
         """A record was refused before it was in a batch (no metadata, no memory, too large, not
-        serialized, the call was cancelled), or withdrawn from its batch.
+        serialized, or the call was cancelled), or was withdrawn from its batch.
 
         Args:
-            partition: None if none was chosen.
+            partition: None if no partition was chosen.
             token: None if the record failed before `on_append`. This method is not called for
                 records for which `on_append` has returned no token.
         """

@@ -87,24 +87,24 @@ class Producer(Generic[K, V]):
         async with Producer(bootstrap_servers="localhost:9092") as producer:
             metadata = await producer.send("topic", b"value", key=b"key")
 
-    Settings are keyword arguments or a `ProducerConfig`; behaviour is passed as objects. Any number
-    of tasks of one loop can share a producer, which makes batches larger. The constructor opens no
-    connections; `start`, `async with` or the first send does.
+    Settings are keyword arguments or a `ProducerConfig`. Serializers, the partitioner and hooks are
+    passed as objects. Any number of tasks of one loop can share a producer, which makes batches
+    larger. The constructor opens no connections; `start`, `async with` or the first send does.
 
     Args:
-        config: the settings; or pass them as keywords, see `ProducerConfig`.
+        config: the settings; alternatively, pass them as keywords. See `ProducerConfig`.
         key_serializer, value_serializer: `Serializer` objects or callables; None expects bytes.
         partitioner: `Partitioner` or callable, which may be called more than once for a record;
             None for Kafka's built-in partitioner (murmur2 of the key; sticky for records without a
             key).
-        interceptors: called in order, see `ProducerInterceptor`.
-        plugins: called in order, see `RecordPlugin`; they may also have hooks of `Observer`.
-        observer: receives events, see `Observer`.
-        environment: network, wall clock and randomness; for tests.
+        interceptors: called in order; see `ProducerInterceptor`.
+        plugins: called in order; see `RecordPlugin`. They may also have hooks of `Observer`.
+        observer: receives events; see `Observer`.
+        environment: network, clocks and random source; for tests.
 
     Raises:
-        ConfigError: a setting is unknown, invalid or in conflict with another one; the message
-            names it and how to fix it.
+        ConfigError: a setting is unknown, invalid or in conflict with another setting; the message
+            names the setting and the fix.
 
     All methods raise `KafkaError`s, whose `.outcome` says whether the record can be in the log.
     Source: Java `KafkaProducer`.
@@ -313,10 +313,9 @@ class Producer(Generic[K, V]):
         return runtime
 
     async def start(self, *, check: bool | Iterable[str] = False) -> tuple[Finding, ...]:
-        """Start, and check that at least one bootstrap server can be resolved.
+        """Start the producer, and check that at least one bootstrap server can be resolved.
 
-        Optional and idempotent: the first send starts the producer too. Does not require a broker
-        to be up.
+        Optional and idempotent: the first send starts the producer too. No broker has to be up.
 
         Args:
             check: True to check servers and brokers, or names of topics to check those too; see
@@ -325,8 +324,9 @@ class Producer(Generic[K, V]):
         Returns:
             The findings; empty without `check`.
 
-        With a transactional_id it also initialises transactions and waits up to max_block_ms for
-        the coordinator, which fences an earlier instance with this id and aborts its transaction.
+        With a transactional_id, the call also initialises transactions. It waits up to max_block_ms
+        for the coordinator, which fences an earlier producer with this id and aborts its
+        transaction.
 
         Raises:
             ConfigError: no bootstrap server can be resolved within the connection setup timeout.
@@ -351,19 +351,18 @@ class Producer(Generic[K, V]):
     async def check(
         self, topics: Iterable[str] = (), *, timeout: float = 15.0
     ) -> tuple[Finding, ...]:
-        """Look for problems that would prevent records from being delivered, over separate
-        connections.
+        """Check for problems that would prevent records from being delivered.
 
         Checks each bootstrap server (name, every address, TLS, SASL, versions), each broker of the
         cluster at the address that it advertises, and the topics: existence, permission to write,
         leaders, acks against replicas and min.insync.replicas, batch_size and max_request_size
-        against max.message.bytes. Sends no record and creates no topic. The producer does not have
-        to be started.
+        against max.message.bytes. Uses separate connections, sends no record and creates no topic.
+        The producer does not have to be started.
 
         Args:
             topics: names of the topics to which records will be sent.
-            timeout: limit of the check in seconds, greater than 0. Anything that is not checked in
-                time is a finding.
+            timeout: limit of the check in seconds, greater than 0. Each check that is not completed
+                in time is a finding.
 
         Returns:
             The findings, errors first; empty if nothing was found. docs/check.md lists them.
@@ -399,16 +398,16 @@ class Producer(Generic[K, V]):
             await self._lifecycle.close_at_exit()
 
     async def close(self, timeout: float | None = None) -> DrainReport:
-        """Send the pending records, then stop.
+        """Send the pending records, then stop the producer.
 
-        Idempotent: later and concurrent calls get the same report.
+        Idempotent: later and concurrent calls return the same report.
 
         Args:
             timeout: limit in seconds for sending pending records; 0 fails them at once;
                 None waits until every record has its outcome (at most delivery_timeout_ms). The
-                end of ``async with`` waits for close_timeout_ms.
+                end of ``async with`` waits for at most close_timeout_ms.
 
-        The report is also logged, and kept in `drain_report`. Records without an outcome at the
+        The report is also logged, and stored in `drain_report`. Records without an outcome at the
         timeout fail with ProducerClosed and are in the report.
         Cancellation: pending records fail at once.
 
@@ -420,8 +419,7 @@ class Producer(Generic[K, V]):
 
     @property
     def drain_report(self) -> DrainReport | None:
-        """The result of `close`, including the one at the end of ``async with``; None until it
-        ends."""
+        """The result of `close` or of the end of ``async with``; None before."""
         return self._lifecycle.drain_report
 
     def __del__(self) -> None:
@@ -447,29 +445,30 @@ class Producer(Generic[K, V]):
         Args:
             topic: 1 to 249 characters of ``a-z A-Z 0-9 . _ -``.
             value: None is a tombstone on compacted topics.
-            key: decides the partition; None stands for no key.
+            key: determines the partition; None stands for no key.
             partition: 0 to 2³¹-1, or None to let the partitioner choose.
             timestamp_ms: Unix time in ms, or None for now.
             headers: (name, bytes or None) pairs, sent in this order.
             timeout: limit in seconds for the whole call, including waits for metadata and memory;
-                the call may end up to 0.8 % of it late. When it passes, a record that is still in
-                an open batch is withdrawn. None applies max_block_ms to the waits before the
-                append, delivery_timeout_ms to the delivery.
+                the call may end late by up to 0.8 % of the timeout. A record that is still in an
+                open batch then is withdrawn. None applies max_block_ms to the waits before the
+                append and delivery_timeout_ms to the delivery.
 
         Returns:
             Topic, partition and offset; `offset` is None with acks=0 and for a detected duplicate.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record is invalid or too large.
-            UnknownTopic: current metadata has the topic without the partition; nothing was sent.
-            MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent. An asynchronous
-                serializer is cancelled then, with a SerializationError.
+            UnknownTopic: in current metadata, the topic does not have the partition; nothing was
+                sent.
+            MetadataTimeout, BufferTimeout: max_block_ms passed; nothing was sent. For an
+                asynchronous serializer, which is cancelled, the error is a SerializationError.
             DeliveryTimeout: no acknowledgment in time; see `.outcome`.
-            BrokerError: the broker rejected it; see `.code` and `.outcome`.
+            BrokerError: the broker rejected the record; see `.code` and `.outcome`.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
 
-        Of an error, look at `.outcome` first: only if it is not UNKNOWN may the record be sent
-        again without being stored twice. `.retriable` is True for UNKNOWN outcomes, too.
+        Check the `.outcome` of an error first: if it is UNKNOWN, sending the record again may store
+        it twice. `.retriable` can be True even then.
 
         Cancellation withdraws the record if its batch has not been encoded for sending; otherwise
         only the wait ends, and the record is still delivered or fails.
@@ -578,23 +577,25 @@ class Producer(Generic[K, V]):
         outcome. Serializers, interceptors and plug-ins are called on the event loop, in a copy of
         the caller's context.
 
-        Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then it
-        waits for up to max_block_ms. The records of a thread to one topic keep their order.
+        Returns at once, unless 10 000 records or 8 MiB are waiting for the event loop: then the
+        call waits for up to max_block_ms. Records that a thread sends to one topic keep their
+        order.
 
-        A transaction contains all records whose call returned before its commit was called. If one
-        of them fails, the commit fails.
+        A transaction contains all records whose call returned before the commit was called. If one
+        of these records fails, the commit fails.
 
         Returns:
             A `concurrent.futures.Future`: `result(timeout)` waits for the record's metadata or
             raises its error, like `send`; a timeout only ends the wait. `cancel()` withdraws
             the record if its batch has not been encoded for sending. A failure that is never
-            retrieved is logged and counted in records_unretrieved. On the event loop `result()`
-            of a record without an outcome raises WrongLoop.
+            retrieved is logged and counted in records_unretrieved. On the event loop, `result()`
+            raises WrongLoop if the record has no outcome yet.
 
         Raises:
-            ConfigError: topic is not legal.
-            BufferTimeout: too many records were waiting, for max_block_ms.
-            BufferFull: the same, for a call on the event loop, which cannot wait for itself.
+            ConfigError: the topic name is not legal.
+            BufferTimeout: too many records were waiting during the whole of max_block_ms.
+            BufferFull: too many records are waiting, and the call was made on the event loop, which
+                must not block.
             ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
             WrongLoop: the producer is not started.
         """
@@ -636,27 +637,29 @@ class Producer(Generic[K, V]):
     ) -> BulkResult:
         """Send many records and wait until each has its outcome.
 
-        Either columns of equal length for one topic, ``send_many("t", values, keys=keys)``, or an
-        iterable of `ProducerRecord` for any topics. Waits for memory as often as needed, up to
-        max_block_ms each time. After a wait that timed out, later records do not wait until one
-        has been appended, so that a call with many records ends soon if no broker responds.
+        Pass either columns of equal length for one topic, ``send_many("t", values, keys=keys)``, or
+        an iterable of `ProducerRecord` for any topics. Waits for memory as often as needed, up to
+        max_block_ms each time. After a wait for memory has timed out, later records fail at once
+        until a record can be appended again. So a call with many records ends soon if no broker
+        responds.
 
         Args:
-            progress: follows the call, and keeps the outcomes if it is cancelled.
+            progress: reports the progress, and keeps the outcomes if the call is cancelled.
 
         Returns:
-            `BulkResult`: outcomes by position. A record that fails, before or after it was
-            appended, does not hide the outcome of another; an open transaction can then only be
+            `BulkResult`: outcomes by position. The failure of a record, before or after its append,
+            does not hide the outcomes of other records. An open transaction can then only be
             aborted.
 
         Raises:
             ConfigError: columns differ in length, or the arguments match neither form.
             SerializationError, ConfigError: every record of the call has a wrong type: a key or
-                value that the serializer does not accept (without one: not bytes), or an entry that
-                is not a ProducerRecord. The error is that of the first record; nothing was sent.
+                value that the serializer does not accept (without a serializer: not bytes), or an
+                entry that is not a ProducerRecord. The error is that of the first record; nothing
+                was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: no further records are appended; those in batches are still delivered, and
+        Cancellation: no further records are appended. Records in batches are still delivered, and
         `progress` has their outcomes.
         """
         check_progress("send_many", progress)
@@ -688,7 +691,7 @@ class Producer(Generic[K, V]):
         topic_column: str | None = "topic",
         progress: BulkProgress | None = None,
     ) -> BulkResult:
-        """Send every row of an Arrow table and wait until each has its outcome.
+        """Send every row of an Arrow table as a record and wait until each has its outcome.
 
         Compiled code copies the rows from the table's buffers into record batches, without a Python
         object per row. Waits for memory as often as needed; the table is referenced until its rows
@@ -706,19 +709,19 @@ class Producer(Generic[K, V]):
                 means now.
             partition_column: an integer; null lets the partitioner choose.
             topic_column: string; null fails the row.
-            progress: follows the call, and keeps the outcomes if it is cancelled.
+            progress: reports the progress, and keeps the outcomes if the call is cancelled.
 
         Columns with default names may be missing, except for the value; columns that you name must
         exist. None disables a column. Other columns are ignored. Order is kept per partition.
 
         Returns:
-            `BulkResult`: outcomes by row number over all batches. A row that fails does not hide
-            the outcome of another. If reading the table fails or the producer ends during the call,
-            `interrupted` is the cause, and later rows are not in the result: they were not sent. A
-            transaction that contains part of such a table can only be aborted.
+            `BulkResult`: outcomes by row number over all batches. The failure of a row does not
+            hide the outcomes of other rows. If reading the table fails or the producer ends during
+            the call, `interrupted` is the cause, and later rows are not in the result: they were
+            not sent. A transaction that contains part of such a table can only be aborted.
 
-        Serializers are called for every row: with str if the column is a string column, else with
-        bytes. Interceptors and custom partitioners, too, are called for every row.
+        Serializers, interceptors and custom partitioners are called for every row. A serializer
+        gets a str if the column is a string column, else bytes.
 
         Raises:
             ConfigError: the table or topic is invalid, or a column is missing or has the wrong
@@ -726,7 +729,7 @@ class Producer(Generic[K, V]):
             SerializationError: the table could not be read. Nothing was sent.
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: before anything was sent.
 
-        Cancellation: no further rows are appended; those in batches are still delivered, and
+        Cancellation: no further rows are appended. Rows in batches are still delivered, and
         `progress` has their outcomes.
 
         Source: Arrow C data, C stream and PyCapsule interfaces.
@@ -739,7 +742,7 @@ class Producer(Generic[K, V]):
         return await self.table_sender(progress).send_table(topic, table, columns)
 
     def table_sender(self, progress: BulkProgress | None = None) -> TableSender:
-        """An object that appends the rows of one table and waits for their outcomes separately.
+        """Return an object that appends the rows of one table and separately waits for outcomes.
 
         For integrations such as the Spark sink, which append many tables before they wait.
 
@@ -757,7 +760,8 @@ class Producer(Generic[K, V]):
         Failures are not raised here, but by each record's `Delivery`.
 
         Args:
-            timeout: limit in seconds; None waits until all have an outcome (delivery_timeout_ms).
+            timeout: limit in seconds; None waits until all records have their outcomes (at most
+                delivery_timeout_ms).
 
         Raises:
             DeliveryTimeout: the timeout passed; delivery continues.
@@ -792,7 +796,8 @@ class Producer(Generic[K, V]):
     # -- transactions ---------------------------------------------------------------------------
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """``async with producer.transaction() as txn``: commit at the end, abort on an exception.
+        """Return a context manager that begins a transaction and commits it, or aborts it on an
+        exception: ``async with producer.transaction() as txn``.
 
         Args:
             timeout: seconds for each of begin, offsets, commit and abort; None stands for
@@ -841,10 +846,11 @@ class Producer(Generic[K, V]):
         """Abort: unsent records fail, and no record of the transaction becomes visible.
 
         Raises:
-            KafkaTimeout: no definite response yet; call it again, or begin the next transaction.
+            KafkaTimeout: no definite response yet. Call `abort_transaction` again, or begin the
+                next transaction.
             Others: see `commit_transaction`.
 
-        Cancellation: stops waiting only.
+        Cancellation: only the wait ends.
         """
         await self._transactions.end(commit=False, timeout=timeout)
 
@@ -880,11 +886,11 @@ class Producer(Generic[K, V]):
 
         Raises:
             ConfigError: an argument has another type, or an offset is out of range.
-            AbortableTransactionError: the coordinator rejected it, e.g. after a rebalance.
+            AbortableTransactionError: the coordinator rejected the offsets, e.g. after a rebalance.
             KafkaTimeout: no response yet; `commit_transaction` waits for it.
             Others: see `commit_transaction`.
 
-        Cancellation: stops waiting only.
+        Cancellation: only the wait ends.
         """
         await self._transactions.send_offsets(offsets, group_metadata, timeout)
 
@@ -898,8 +904,8 @@ class Producer(Generic[K, V]):
         """Run ``await function(txn)`` in a transaction and return its result. If the transaction
         was aborted because of a transient error, repeat it up to `retries` times.
 
-        It is not repeated after a commit with an unknown outcome, because that could duplicate all
-        records.
+        A transaction is not repeated after a commit with an unknown outcome, because that could
+        duplicate all its records.
 
         Raises: the exceptions of the function and of `transaction`.
         """
@@ -913,7 +919,7 @@ class Producer(Generic[K, V]):
     # -- metadata --------------------------------------------------------------------------------
 
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """The topic's partitions and leaders; waits for metadata up to max_block_ms.
+        """Return the topic's partitions and leaders. Waits for metadata up to max_block_ms.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: see `send`.
@@ -939,9 +945,8 @@ class Producer(Generic[K, V]):
         await runtime.metadata.wait_newer(generation, deadline=deadline)
 
     async def warm(self, topics: Iterable[str]) -> None:
-        """Fetch the metadata of `topics` and the ids of the serializers' schemas for them, and
-        connect to their leaders, so that the first sends do not wait for it. Waits up to
-        max_block_ms.
+        """Prepare the first sends to `topics`: fetch their metadata and the schema ids that the
+        serializers need, and connect to their leaders. Waits up to max_block_ms.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: see `send`.
@@ -962,21 +967,21 @@ class Producer(Generic[K, V]):
 
     @property
     def client_id(self) -> str:
-        """The name of this producer for brokers, logs and metrics: the setting, or one that no
-        other producer of this process has."""
+        """The name of this producer for brokers, logs and metrics: the setting `client_id`, or a
+        generated name that is unique in this process."""
         return self._client_id
 
     def metrics(self, *, by: Sequence[Literal["topic", "node"]] = ()) -> dict[str, Any]:
-        """Counters since the start, histograms and gauges by name, as plain values that later
-        events do not change. docs/monitoring.md has a table of all names.
+        """Return counters since the start, histograms and gauges by name, as plain values that
+        later events do not change. docs/monitoring.md has a table of all names.
 
         May be called in any thread, and after `close`. Gauges are missing before the start.
 
         Args:
-            by: with "topic" the result also has `topics`, a dict by topic, and with "node" `nodes`,
-                a dict by node id, each of the metrics of that topic or broker. At most 1000 topics
-                and brokers are counted separately; the others are together under "(other)" and -1.
-                -1 also stands for addresses that are not brokers of the metadata.
+            by: "topic" adds `topics`, the metrics of each topic by name, and "node" adds `nodes`,
+                the metrics of each broker by node id. At most 1000 topics and brokers are counted
+                separately; further ones are counted together under "(other)" and -1. -1 also stands
+                for addresses that are not brokers of the metadata.
 
         Raises:
             ConfigError: `by` contains another value.
@@ -984,14 +989,14 @@ class Producer(Generic[K, V]):
         return collect_metrics(self._metrics, self._lifecycle.runtime, by)
 
     def health(self) -> Health:
-        """A snapshot for liveness and readiness checks; never waits."""
+        """Return a snapshot for liveness and readiness checks. Never waits."""
         lifecycle = self._lifecycle
         return health(lifecycle.runtime, closed=lifecycle.closed or lifecycle.forked)
 
     def explain(self) -> str:
-        """The state of the producer as text for humans: the waiting records and calls with their
-        brokers and reasons, the connections, the settings that differ from the defaults and risky
-        combinations. Contains no secrets."""
+        """Return the state of the producer as text for humans: the waiting records and calls with
+        their brokers and reasons, the connections, the settings that differ from the defaults, and
+        risky combinations of settings. Contains no secrets."""
         lifecycle = self._lifecycle
         closed = lifecycle.closed or lifecycle.forked
         return explain(self._config, lifecycle.runtime, self._client_id, closed=closed)
@@ -999,7 +1004,7 @@ class Producer(Generic[K, V]):
     if not TYPE_CHECKING:  # type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Called only for names that do not exist."""
+            """Raise an AttributeError with a hint. Called only for names that do not exist."""
             raise AttributeError(no_such_attribute(name), name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:

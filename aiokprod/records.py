@@ -1,4 +1,4 @@
-"""Values that callers pass to the producer and get back."""
+"""Values that callers pass to the producer or receive from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Header: TypeAlias = tuple[str, bytes | None]
-"""Key (UTF-8 on the wire, not null) and value (None = null)."""
+"""Key (UTF-8 on the wire, not null) and value (None for null)."""
 
 MAX_TIMESTAMP_MS: Final = 2**63 - 1
 MAX_PARTITION: Final = 2**31 - 1
@@ -54,7 +54,7 @@ class ProducerRecord(Generic[K, V]):
     Attributes:
         topic: name of the topic.
         value: None is a tombstone on compacted topics.
-        key: None means no key; an empty key counts as a key.
+        key: None means no key; an empty key is a key.
         partition: 0 to 2³¹-1, or None to let the partitioner choose.
         timestamp_ms: Unix time in milliseconds, 0 to 2⁶³-1, or None for the time of the append.
         headers: pairs of str and bytes (or None), kept in order.
@@ -74,7 +74,7 @@ class ProducerRecord(Generic[K, V]):
 
     def __post_init__(self) -> None:
         validate_topic(self.topic)
-        if type(self.topic) is not str:  # such as the member of a StrEnum
+        if type(self.topic) is not str:  # for instance a member of a StrEnum
             object.__setattr__(self, "topic", str.__str__(self.topic))
         if self.partition is not None:
             validate_partition(self.partition)
@@ -84,7 +84,7 @@ class ProducerRecord(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class UndeliveredBatch:
-    """Records of one partition that were not delivered, and whether they can be in the log."""
+    """A number of records of one partition that were not delivered, and their outcome."""
 
     topic_partition: TopicPartition
     records: int
@@ -96,7 +96,7 @@ class TopicDrain:
     """The records of one topic that had no outcome when `close()` was called.
 
     Attributes:
-        delivered: number of records that were acknowledged since then.
+        delivered: number of records that were acknowledged after that call.
         not_sent, rejected, unknown: number of records that failed, by `Outcome`.
     """
 
@@ -123,16 +123,16 @@ class TopicDrain:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The result of `close()`. Its text shows all numbers in one line.
+    """The result of `close()`. `str()` of it shows all numbers in one line.
 
     Attributes:
-        delivered: records acknowledged since `close()` was called.
-        failed: records that failed since then, including undelivered ones.
+        delivered: number of records acknowledged after the call of `close()`.
+        failed: number of records that failed after that call, including undelivered records.
         undelivered: batches without an outcome when the timeout passed. Records of other threads
             that were not in a batch by then are only in `by_topic`, as not sent.
         elapsed_s: duration of the close in seconds.
         complete: True if every record had its outcome in time.
-        by_topic: the same records by topic and outcome, in the order of the topics' names.
+        by_topic: the same records by topic and outcome, sorted by topic name.
     """
 
     delivered: int
@@ -175,10 +175,11 @@ def validate_topic(name: object) -> str:
 
 
 def checked_headers(headers: Any) -> Sequence[Header]:
-    """Convert headers to (str, bytes | None) tuples. None means none; a mapping is accepted.
+    """Convert headers to (str, bytes | None) tuples. None means no headers; a dict is accepted.
 
     Raises:
-        ConfigError: a header is invalid; names it and the fix, but never shows its value.
+        ConfigError: a header is invalid. The message names the header and the fix, but never shows
+            its value.
     """
     if headers is None:
         return ()
@@ -205,7 +206,7 @@ def checked_headers(headers: Any) -> Sequence[Header]:
                     f"headers[{number}] ({name!r}) has a value that cannot be read: {error}"
                 ) from error
         if isinstance(value, bytes):
-            value = bytes(value)  # a subclass, too, becomes plain bytes
+            value = bytes(value)  # also converts subclasses to plain bytes
         elif value is not None:
             raise ConfigError(
                 f"headers[{number}] ({name!r}) has a value of type {type(value).__name__}; "
@@ -226,7 +227,7 @@ def validate_partition(partition: object) -> int:
     """Check that a partition is an int from 0 to 2³¹-1.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the partition has another type or is out of range.
     """
     if isinstance(partition, bool) or not isinstance(partition, int):
         raise ConfigError(f"partition must be an int, not {type(partition).__name__}")
@@ -239,7 +240,7 @@ def validate_timestamp_ms(timestamp_ms: object) -> int:
     """Check that a timestamp is an int from 0 to 2⁶³-1 (Unix ms).
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the timestamp has another type or is out of range.
     """
     if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
         raise ConfigError(f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}")

@@ -40,29 +40,30 @@ class Serializer(Protocol[T_contra]):
     def serialize(
         self, topic: str, headers: Sequence[Header], data: T_contra
     ) -> Serialized | Awaitable[Serialized]:
-        """Return the bytes, or None for null, or an awaitable; any exception fails the record."""
+        """Return the bytes, or None for null, or an awaitable of either. Any exception fails the
+        record."""
 
 
 Returned: TypeAlias = bytes | bytearray | memoryview | None
-"""The types that a callable may return: `json.dumps`, which returns a str, needs `.encode()`."""
+"""The types that a callable may return; `json.dumps` returns a str and needs `.encode()`."""
 
 SerializerOf: TypeAlias = (
     Serializer[T_contra]
     | Callable[[T_contra], Returned]
     | Callable[[T_contra], Awaitable[Returned]]
 )
-"""The types that the settings key_serializer and value_serializer accept, for type checkers."""
+"""The types that the arguments key_serializer and value_serializer accept, for type checkers."""
 
 AnySerializer: TypeAlias = Serializer[Any] | Callable[[Any], Any]
-"""Like `SerializerOf`, but used at run time: results are checked with each call."""
+"""Like `SerializerOf`, but for serializers whose results are checked at run time."""
 
 
 class SerializerProblem(Exception):
-    """The cause of a `SerializationError` whose text is part of that error's text, and so never
-    contains data of the record.
+    """A cause of `SerializationError` whose text is included in the text of that error. It
+    therefore never contains data of the record.
 
     Attributes:
-        retriable: the same record may be serialized later.
+        retriable: True if serializing the same record may succeed later.
     """
 
     retriable: bool = False
@@ -82,14 +83,14 @@ class TookTooLong(SerializerProblem, TimeoutError):
 
 
 class PendingSchema(ABC):
-    """The awaitable result of a serializer that does not know the id of its schema yet."""
+    """The awaitable result of a serializer whose schema id is not known yet."""
 
     @abstractmethod
     def __await__(self) -> Generator[Any, None, Serialized]: ...
 
     @abstractmethod
     def missing(self) -> SchemaMissing:
-        """Return the error for a call that cannot wait until the id is known."""
+        """Return the error for a call that cannot wait for the schema id."""
 
 
 _TOO_LONG: Final = "it had not finished when max_block_ms, or the timeout of send, had passed"
@@ -127,7 +128,7 @@ class StringSerializer:
         return self._encode(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """The serializer that the core calls without creating a list of headers."""
+        """Return a serializer that the core calls without creating a list of headers."""
         return BoundSerializer(self, field, self._encode, "StringSerializer", takes_topic=False)
 
     def _encode(self, data: str) -> bytes:
@@ -166,22 +167,22 @@ class IntSerializer:
 class JsonSerializer:
     """Encodes objects as JSON text in UTF-8.
 
-    Accepts what `json.dumps` accepts, and also dataclasses, pydantic models, attrs classes, msgspec
-    structs, enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`, sets, bytes (encoded
-    as base64), and numpy scalars and arrays. docs/configuration.md describes the encoding of each
-    type. NaN and infinite numbers are encoded as null. All backends encode an object to the same
-    JSON value or raise an error; only the text of floats (`1e+16`, `1e16`) and the order of sorted
-    keys that are not `str` depend on the backend.
+    Accepts the types that `json.dumps` accepts, and also dataclasses, pydantic models, attrs
+    classes, msgspec structs, enums, `datetime`, `date`, `time`, `timedelta`, `UUID`, `Decimal`,
+    sets, bytes (encoded as base64), and numpy scalars and arrays. docs/configuration.md describes
+    the encoding of each type. NaN and infinite numbers are encoded as null. All backends encode an
+    object to the same JSON value or raise an error; only the text of floats (`1e+16`, `1e16`) and
+    the order of sorted keys that are not `str` depend on the backend.
 
     Args:
         backend: "json" (the standard library), "orjson", "msgspec" (both in the extra
             `aiokprod[json]`), or "auto", the first of orjson, msgspec and json that is installed
-            and has the options.
+            and supports the options.
         default: called with an object of any other type; returns an object that can be encoded. May
             be called twice for the same object.
         sort_keys: sort the keys of objects.
-        ensure_ascii: escape characters that are not ASCII. This argument and those below require
-            the backend "json".
+        ensure_ascii: escape characters that are not ASCII. This argument and the following ones
+            require the backend "json".
         indent: see `json.dumps`.
         separators: see `json.dumps`; by default without spaces.
         allow_nan: if True, write NaN and infinite numbers as `json.dumps` does, which is not valid
@@ -245,7 +246,7 @@ class JsonSerializer:
 
         Raises:
             TypeError: an object has no JSON form.
-            Exception: an exception of `default`, or for instance UnicodeEncodeError.
+            Others: exceptions of `default`, or for instance UnicodeEncodeError.
         """
         encode, arguments = self._encode
         try:
@@ -254,7 +255,7 @@ class JsonSerializer:
             return self._encode_plain(data)
 
     def _bind(self, field: Field) -> BoundSerializer:
-        """A serializer for the core. It calls the backend directly, and this object only for
+        """Return a serializer for the core. It calls the backend directly, and this object only for
         documents that the backend cannot encode."""
         encode, arguments = self._encode
         return BoundSerializer(
@@ -271,8 +272,8 @@ class JsonSerializer:
         return self._text(data).encode()
 
     def _encode_plain(self, data: Any) -> bytes:
-        """Encode a document that the backend cannot encode. This is slower, and the same for all
-        backends."""
+        """Encode a document that the backend cannot encode. This is slower, but independent of the
+        backend."""
         try:
             return self._encode_text(plain(data, self._default, keep_nan=self._keep_nan))
         except Unsupported as error:
@@ -282,7 +283,7 @@ class JsonSerializer:
 
 
 class BoundSerializer(FieldSerializer):
-    """A user's serializer for key or value; checks results and names the field in errors."""
+    """A user's serializer for keys or values. Checks the results and names the field in errors."""
 
     def __init__(
         self,
@@ -311,11 +312,11 @@ class BoundSerializer(FieldSerializer):
     async def finish(
         self, topic: str, data: Any, awaitable: Awaitable[Any], deadline: float
     ) -> Serialized:
-        """The bytes of `data`, for which the serializer returned an awaitable. The awaitable is
-        cancelled at `deadline` (loop time).
+        """Return the bytes of `data`, for which the serializer returned an awaitable. The awaitable
+        is cancelled at `deadline` (loop time).
 
         Raises:
-            SerializationError: the same errors as for the call of the serializer.
+            SerializationError: the awaitable failed, took too long or returned another type.
         """
         # Not inside the `try`: a signal handler may raise during this call, and the `except` clause
         # uses `limit`.
@@ -334,10 +335,11 @@ class BoundSerializer(FieldSerializer):
         return checked
 
     async def warm(self, topic: str, deadline: float) -> None:
-        """Await `warm(topic)` of a serializer that has it, until `deadline` (loop time).
+        """Await `warm(topic)` of the serializer, if it has this method, until `deadline` (loop
+        time).
 
         Raises:
-            SerializationError: it failed or took too long.
+            SerializationError: the method failed or took too long.
         """
         warm = getattr(self.serializer, "warm", None)
         if not callable(warm):
@@ -351,7 +353,8 @@ class BoundSerializer(FieldSerializer):
             raise self._error(topic, "cannot be prepared", cause) from error
 
     def asynchronous_error(self, result: Awaitable[Any]) -> ConfigError | WouldBlock:
-        """The error for a call that cannot wait for an awaitable, which is closed if possible."""
+        """Return the error for a call that cannot wait for the awaitable `result`, and close it if
+        it is a coroutine."""
         if isinstance(result, PendingSchema):
             return result.missing()
         if inspect.iscoroutine(result):
@@ -382,7 +385,8 @@ class BoundSerializer(FieldSerializer):
         return wrong
 
     def recover(self, topic: str, data: Any, error: Exception) -> Any:
-        """The result for data on which the serializer raised `error`; see `FieldSerializer`."""
+        """Return the fallback's result for data on which the serializer raised `error`. Without a
+        result, raise `SerializationError`; see `FieldSerializer`."""
         if self._again is not None:
             try:
                 return self._again(data)
@@ -391,10 +395,10 @@ class BoundSerializer(FieldSerializer):
         raise self.failure(topic, data, error) from error
 
     def failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
-        """The error for an exception of the serializer.
+        """Return the error for an exception of the serializer.
 
-        The exception's text may quote the record, so it is only chained, unless the exception is a
-        `SerializerProblem`.
+        The text of the exception may quote the record, so it is not included, unless the exception
+        is a `SerializerProblem`.
         """
         return self._error(topic, f"failed on a {self.field} of type {type(data).__name__}", error)
 
@@ -412,7 +416,7 @@ def adapt(serializer: AnySerializer | None, field: Field) -> BoundSerializer:
     """Convert a user's serializer to a `BoundSerializer`; None means bytes.
 
     Raises:
-        ConfigError: it is neither a serializer object nor a callable.
+        ConfigError: `serializer` is neither a serializer object nor a callable.
     """
     if serializer is None:
         serializer = bytes_serializer

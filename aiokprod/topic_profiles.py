@@ -23,17 +23,17 @@ class TopicProfile:
         Producer(
             bootstrap_servers="localhost:9092",
             topic_profiles={
-                "logs.audit": TopicProfile(),  # as the producer
+                "logs.audit": TopicProfile(),  # the producer's settings
                 "logs.*": TopicProfile(linger_ms=50, compression_type="zstd", compression_level=6),
             },
         )
 
-    None means the setting of the producer. A profile without settings excludes its topics from
+    None stands for the setting of the producer. A profile without settings excludes its topics from
     later patterns.
 
     Attributes:
         linger_ms: maximum time in milliseconds that a batch of the topic waits for more records.
-            They wait that long even if the broker is idle (`adaptive_linger` does not apply) or
+            Batches wait that long even if the broker is idle (`adaptive_linger` does not apply) or
             gets batches of other topics meanwhile, unless they are full, `buffer_memory` is
             exhausted, or a flush, a transaction or the producer is ending.
         batch_size: target size of a batch in bytes, 0 or more, at most `max_request_size` and
@@ -42,8 +42,8 @@ class TopicProfile:
         compression_level: level of the codec, in the range of ``compression_gzip_level``,
             ``compression_lz4_level`` or ``compression_zstd_level``; None stands for the producer's
             level of that codec.
-        delivery_timeout_ms: from the opening of a record's batch to its outcome, in milliseconds;
-            at least `linger_ms` + the producer's `request_timeout_ms`.
+        delivery_timeout_ms: limit in milliseconds from the creation of a record's batch to the
+            record's outcome; at least `linger_ms` + the producer's `request_timeout_ms`.
 
     Raises:
         ConfigError: a value is out of range. The message names the field, its value and the fix.
@@ -68,8 +68,8 @@ class TopicProfile:
         """Create a profile from Java's names ("linger.ms") or Python names; values may be strings.
 
         Raises:
-            ConfigError: it is not a mapping, a key is unknown or given in both spellings, or a
-                value is wrong.
+            ConfigError: `mapping` has another type, a key is unknown or given in both spellings, or
+                a value is wrong.
         """
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"a topic profile is made from a mapping, not from {mapping!r}")
@@ -99,10 +99,10 @@ class TopicProfile:
 
 
 def check_level(compression_type: str, level: int | None) -> None:
-    """Check a compression level; None is always right.
+    """Check a compression level; None is always valid.
 
     Raises:
-        ConfigError: the codec has no such level, or no levels.
+        ConfigError: the codec does not have this level, or has no levels.
     """
     if level is None:
         return

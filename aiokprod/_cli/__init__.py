@@ -1,1 +1,1 @@
-"""The commands of `aiokprod`."""
+"""The subcommands of the command `aiokprod`."""

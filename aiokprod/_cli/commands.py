@@ -1,4 +1,4 @@
-"""Runs a command and turns errors into exit codes."""
+"""Runs a command and converts errors to exit codes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _CODES: Final[tuple[tuple[type[KafkaError], int], ...]] = (
     (BrokerError, REFUSED),
     (KafkaError, FAILED),
 )
-"""Exit codes by class of the error; the first row that fits."""
+"""Exit codes by class of the error. The first matching row applies."""
 
 
 def run(options: Namespace) -> int:
-    """The exit code of a command."""
+    """Run a command and return its exit code."""
     calls = {"produce": produce, "perf": perf, "check": check, "config": config}
     try:
         return calls[options.command](options)
@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
 
 
 def failed(error: KafkaError | KeyboardInterrupt) -> int:
-    """Say why a command failed; the exit code."""
+    """Print why a command failed, and return the exit code."""
     if not isinstance(error, KafkaError):
         print("aiokprod: interrupted", file=sys.stderr)
         return FAILED
@@ -87,7 +87,7 @@ def _on_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 def produce(options: Namespace) -> int:
-    """`aiokprod produce`."""
+    """Run `aiokprod produce`."""
     from aiokprod._cli.first_contact import connected
     from aiokprod._cli.inputs import check as check_inputs
     from aiokprod._cli.produce import headers_of
@@ -105,7 +105,7 @@ def produce(options: Namespace) -> int:
 
 
 def perf(options: Namespace) -> int:
-    """`aiokprod perf`."""
+    """Run `aiokprod perf`."""
     from aiokprod._cli.first_contact import connected
     from aiokprod._cli.perf import PerfRun, check_options
 
@@ -120,7 +120,7 @@ def perf(options: Namespace) -> int:
 
 
 def check(options: Namespace) -> int:
-    """`aiokprod check`: findings, one a line; FAILED if there is an error among them."""
+    """Run `aiokprod check`: print one finding per line. Return FAILED if any is an error."""
     settings = config_of(options)
 
     async def main() -> int:
@@ -152,7 +152,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def config(options: Namespace) -> int:
-    """`aiokprod config`: the settings as keyword arguments; remarks go to standard error."""
+    """Run `aiokprod config`: print the settings as keyword arguments, and remarks to stderr."""
     from aiokprod._cli.translation import translated
 
     given = read_file(options.file)

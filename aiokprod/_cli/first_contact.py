@@ -1,4 +1,4 @@
-"""The first contact with the brokers: it fails early if no bootstrap server can be reached."""
+"""Starts a producer, and fails early if no bootstrap server can be reached."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from aiokprod.errors import DialError, KafkaError
 from aiokprod.producer import Producer
 
 LIMIT_S: Final = 10.0
-"""Seconds for which bootstrap servers that refuse are tried again, unless max_block_ms is given: a
-broker may be starting."""
+"""Seconds for which unreachable bootstrap servers are tried again, because a broker may be starting
+up. Does not apply if max_block_ms is given."""
 
 RECENT_S: Final = 3.0
-"""Seconds at the end of these in which every server has to fail once more: one that has not may
-have started meanwhile, and be slow."""
+"""Length in seconds of the last part of `LIMIT_S`, in which every server must fail again. A server
+that does not fail in this time may have started meanwhile, and be slow."""
 
 
 async def connected(
     options: Namespace, config: ProducerConfig, environment: Environment | None = None
 ) -> Producer[bytes, bytes]:
-    """A producer that is started and has the metadata of the topic.
+    """Return a producer that is started and has the metadata of the topic.
 
     Args:
-        environment: for tests.
+        environment: network and clocks, for tests.
 
     Raises:
-        DialError: there was no metadata, and each bootstrap server has failed.
+        DialError: there was no metadata, and every bootstrap server failed.
         KafkaError: see `Producer.start` and `Producer.partitions_for`.
     """
     watch = BootstrapWatch()
@@ -64,10 +64,10 @@ async def connected(
 
 
 async def _give_up(watch: BootstrapWatch) -> None:
-    """Returns once there is metadata.
+    """Wait until there is metadata.
 
     Raises:
-        DialError: there is none after `LIMIT_S`, and each bootstrap server has failed.
+        DialError: there is no metadata after `LIMIT_S`, and every bootstrap server has failed.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + LIMIT_S

@@ -1,4 +1,4 @@
-"""Reads records from files and standard input, in blocks with their positions."""
+"""Reads records from files and standard input. Returns blocks with their positions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from aiokprod.errors import ConfigError
 BLOCK: Final = 1 << 20
 """Bytes read at a time."""
 ROWS: Final = 10_000
-"""Rows of a block of CSV or Parquet."""
+"""Maximum number of rows in a block of CSV or Parquet."""
 FIELD: Final = 64 << 20
-"""Characters of a field of CSV, in which a quote may be unclosed. Brokers limit records far below
-this."""
+"""Maximum number of characters in a CSV field, which ends the search for a missing closing quote.
+Brokers limit records to much less."""
 
 SHOWN: Final = 10
-"""Malformed lines that are described one by one."""
+"""Maximum number of malformed records that are described individually."""
 NAMED: Final = 20
-"""Columns that an error lists."""
+"""Maximum number of columns that an error lists."""
 
 
 class InputError(Exception):
-    """The input cannot be read or is not in the format; the text names the position."""
+    """The input cannot be read or does not have the format. The text names the position."""
 
 
 class Malformed(Exception):
-    """One record is not in the format; those after it may be. The text does not contain data."""
+    """One record does not have the format; later records may have it. The text contains no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Place:
 
     Attributes:
         file: name of the file, "-" for standard input.
-        records: number of records of this file before the position; with jsonl, of lines.
+        records: number of records of this file before the position; with jsonl, number of lines.
         bytes: number of bytes of this file before the position; None for Parquet.
     """
 
@@ -64,17 +64,17 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records.
+    """Consecutive records of one file.
 
     Attributes:
         values, keys: columns for `send_many`; `keys` is None if no record has a key.
-        table: for `send_table` instead.
-        count: number of records, without malformed ones.
-        end: where it ends.
-        numbers: number of each record in its file; None if they are consecutive up to `end`.
-        skipped_count: number of malformed records among them. If there are any, the block that was
-            before ends at the first of the file.
-        skipped: the first `SHOWN` of these.
+        table: a table for `send_table`, instead of `values` and `keys`.
+        count: number of records, without malformed records.
+        end: the position at which the block ends.
+        numbers: number of each record in the file; None if they are consecutive up to `end`.
+        skipped_count: number of malformed records in the block. The first malformed record of a
+            file always begins a new block.
+        skipped: the first malformed records, at most `SHOWN`.
     """
 
     count: int
@@ -88,8 +88,8 @@ class Block:
 
 
 class _Builder:
-    """Makes the blocks of one file from its records, and skips malformed ones with
-    `--keep-going`."""
+    """Builds the blocks of one file from its records. With `--keep-going`, malformed records are
+    skipped."""
 
     def __init__(self, name: str, options: Namespace) -> None:
         self._name = name
@@ -116,14 +116,15 @@ class _Builder:
         self._numbers.append(number)
 
     def malformed(self, number: int, where: str, reason: str, taken: int) -> Iterator[Block]:
-        """Skip a record, or refuse it: the records before it are a block then.
+        """Skip a malformed record. For the first malformed record of the file, first yield a block
+        of the records that were added.
 
         Args:
-            where: its position, as "line 7".
-            taken: bytes of the file before it.
+            where: position of the record, such as "line 7".
+            taken: number of bytes of the file before the record.
 
         Raises:
-            InputError: without `--keep-going`.
+            InputError: the option `--keep-going` is not given.
         """
         text = f"{self._name}, {where}: {reason}"
         if not self._has_skipped:
@@ -136,10 +137,10 @@ class _Builder:
             self._skipped.append(Skipped(self._name, number, text))
 
     def take(self, total: int, taken: int) -> Iterator[Block]:
-        """The block of the records that were added; none if there are none.
+        """Yield the block of the added and skipped records, if there are any.
 
         Args:
-            total, taken: records and bytes of the file up to here.
+            total, taken: number of records and bytes of the file up to the current position.
         """
         count = len(self._values)
         if not len(self):
@@ -159,10 +160,10 @@ class _Builder:
 
 
 def blocks(options: Namespace) -> Iterator[Block]:
-    """The records of all files in order.
+    """Yield the records of all files in order.
 
     Raises:
-        InputError: a file cannot be opened, or its content is not in the format.
+        InputError: a file cannot be opened, or its content does not have the format.
     """
     for name in options.files or ["-"]:
         if options.format == "parquet":
@@ -181,8 +182,8 @@ def blocks(options: Namespace) -> Iterator[Block]:
 
 
 def _standard_input() -> BinaryIO:
-    # The file is unbuffered: the thread that reads it may still be blocked when the interpreter
-    # exits, and the interpreter aborts if that thread holds the lock of a buffer.
+    # The file must be unbuffered. The thread that reads it may still be blocked when the
+    # interpreter exits, and the interpreter aborts if that thread holds the lock of a buffer.
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 
@@ -190,7 +191,7 @@ def check(options: Namespace) -> None:
     """Check the options for the format.
 
     Raises:
-        ConfigError: they contradict each other, or pyarrow is missing.
+        ConfigError: options contradict each other, or pyarrow is missing.
     """
     given = {
         "--key-delimiter": (options.key_delimiter, ("lines",)),
@@ -249,10 +250,10 @@ def _keyed_lines(name: str, file: BinaryIO, end: bytes, options: Namespace) -> I
 
 
 def _split(file: BinaryIO, end: bytes) -> Iterator[tuple[list[bytes], int]]:
-    """Yield lists of lines, each with the number of bytes that they take in the file. The last line
-    may lack `end`."""
+    """Yield lists of lines, each with the number of bytes that the lines take in the file. The last
+    line may lack `end`."""
     rest = b""
-    while data := file.read(BLOCK):  # reads what a pipe has now
+    while data := file.read(BLOCK):  # a pipe returns the data that is available
         *lines, rest = (rest + data).split(end)
         if lines:
             yield lines, sum(map(len, lines)) + len(lines) * len(end)
@@ -273,7 +274,7 @@ def _raw(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 
 def _jsonl(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
-    """Check every line and send it unchanged."""
+    """Check every line and yield it as a value, without a carriage return at its end."""
     builder = _Builder(name, options)
     total = position = 0
     for lines, size in _split(file, b"\n"):
@@ -293,15 +294,15 @@ def _jsonl(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 
 def _json_key(line: bytes, field: str | None) -> bytes | None:
-    """Check that a line is a JSON document; its key.
+    """Check that a line is a JSON document, and return the key in its field.
 
     Raises:
-        Malformed: it is not, or has no such field.
+        Malformed: the line is not JSON, or the document does not have the field.
     """
     try:
         document = json.loads(line)
     except json.JSONDecodeError as error:
-        # What follows a colon may be quoted from the document.
+        # The text after a colon may quote the document.
         reason = error.msg.partition(": ")[0].removesuffix(" starting at").removesuffix(" at")
         raise Malformed(f"not JSON, column {error.pos + 1}: {reason}") from None
     except UnicodeDecodeError as error:
@@ -326,7 +327,7 @@ def _json_key(line: bytes, field: str | None) -> bytes | None:
 
 
 def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
-    """A JSON object for each row, with the names of the first row."""
+    """Yield a JSON object for each row, with the names in the first row."""
     csv.field_size_limit(max(csv.field_size_limit(), FIELD))
     lines = _Lines(file)
     rows = csv.reader(lines, strict=True)
@@ -362,8 +363,8 @@ def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 
 def _skip_row(name: str, lines: _Lines) -> None:
-    """Read the rest of a row that the strict reader has refused: a quoted field after the mistake
-    may have more lines, which are no rows."""
+    """Read the rest of a row that the strict reader rejected. A quoted field after the error may
+    extend over more lines, which are not rows."""
     lenient = csv.reader(itertools.chain(tuple(lines.row), lines))
     try:
         next(lenient, None)
@@ -372,7 +373,7 @@ def _skip_row(name: str, lines: _Lines) -> None:
 
 
 def _columns(name: str, rows: Any, lines: _Lines, options: Namespace) -> list[str]:
-    """The first row; empty if there is none."""
+    """Return the names in the first row; empty for an empty file."""
     try:
         columns: list[str] = next((row for row in rows if row), [])
         "".join(columns).encode()
@@ -400,12 +401,12 @@ def _object(columns: list[str], row: list[str]) -> bytes:
 
 
 class _Lines:
-    """The lines of a file as text; bytes that are not UTF-8 become surrogates.
+    """The lines of a file as text. Bytes that are not UTF-8 become surrogates.
 
     Attributes:
-        taken: bytes of the lines that were returned.
-        count: their number.
-        row: those of the current row, which its reader clears.
+        taken: number of bytes in the lines that were returned.
+        count: number of lines that were returned.
+        row: the lines of the current row; the reader of rows clears this list.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -436,7 +437,7 @@ class _Lines:
 
 
 class _Readable(io.RawIOBase):
-    """Reads a file, and remembers its first three bytes. Closing it does not close the file."""
+    """Reads a file and stores its first three bytes. `close` does not close the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -452,7 +453,7 @@ class _Readable(io.RawIOBase):
         return data
 
     def read1(self, size: int = -1) -> bytes:
-        """See `read`. Called by `TextIOWrapper`."""
+        """Read like `read`, for `TextIOWrapper`."""
         return self.read(size)
 
 

@@ -1,4 +1,4 @@
-"""Errors as text and JSON, without payloads."""
+"""Describes errors for text and JSON output, without payloads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiokprod.errors import KafkaError
 
 
 def describe(error: KafkaError) -> dict[str, Any]:
-    """Class, code, outcome and text of an error."""
+    """Return class, code, outcome and text of an error."""
     return {
         "error": type(error).__name__,
         "code": error.code.name if error.code else None,

@@ -1,4 +1,4 @@
-"""`aiokprod perf`: rate and latency of records of one size."""
+"""`aiokprod perf`: measures rate and latency with records of one size."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from aiokprod.producer import Producer
 from aiokprod.records import RecordMetadata
 
 SLICE_S: Final = 0.001
-"""With a rate, the interval in seconds at which the records that are due are submitted."""
+"""With `--rate`, the interval in seconds at which due records are submitted."""
 WINDOW: Final = 10_000
-"""Records of a window, without a rate."""
+"""Without `--rate`, the number of records in a window."""
 SAMPLED: Final = 100
-"""Without a rate, the latency of one record out of this number is measured."""
+"""Without `--rate`, the latency of one out of this number of records is measured."""
 QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
 
 
 @dataclass(slots=True)
 class PerfReport:
-    """The result of a measurement. Latencies are in ms, from the time at which a record was due
-    (with a rate) or submitted (without a rate; one record out of 100) to its outcome."""
+    """The result of a measurement. Latencies are in ms, and end with the record's outcome. With
+    `--rate` they start when the record is due. Otherwise they start when it is submitted, and are
+    measured for one out of 100 records."""
 
     sent: int
     failed: dict[str, int]
@@ -45,7 +46,7 @@ class PerfReport:
         return not self.failed
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--report json`."""
+        """Return the report for `--report json`."""
         return {
             "records": self.sent,
             "failed": self.failed,
@@ -57,7 +58,7 @@ class PerfReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """For `--report text`; the last line is like that of kafka-producer-perf-test."""
+        """Yield lines for `--report text`. The last line is like kafka-producer-perf-test's."""
         for outcome, count in self.failed.items():
             yield f"{count:,} records failed ({outcome})"
         rate = self.sent / self.seconds if self.seconds else 0.0
@@ -72,10 +73,10 @@ class PerfReport:
 
 
 def check_options(options: Namespace) -> None:
-    """Check the numbers.
+    """Check the numeric options.
 
     Raises:
-        ConfigError: one is impossible.
+        ConfigError: a number is out of range.
     """
     if options.size < 0 or options.duration <= 0 or options.rate < 0:
         raise ConfigError("--size and --rate must be 0 or more, --duration above 0")
@@ -155,8 +156,8 @@ class PerfRun:
         return sent
 
     async def _unpaced(self, began: float) -> int:
-        """Submit as fast as the producer accepts records, in windows of which two are pending, and
-        await the handle of every record. One record out of `SAMPLED` has a callback."""
+        """Submit as fast as the producer accepts records, in windows, of which at most two are
+        pending. One out of `SAMPLED` records has a callback; the others are awaited."""
         options, submit = self._options, self._producer.submit
         topic, value = options.topic, bytes(options.size)
         end = began + options.duration

@@ -23,11 +23,11 @@ from aiokprod.errors import ConfigError, KafkaError
 from aiokprod.producer import Producer
 
 CALL_BYTES: Final = 8 << 20
-"""Bytes of values after which no further block joins a call of `send_many`."""
+"""Bytes of values after which no further block is added to a call of `send_many`."""
 READ_AHEAD: Final = 16
-"""Blocks that may wait to be sent."""
+"""Maximum number of blocks that wait to be sent."""
 SHOWN_ERRORS: Final = 10
-"""Failed records that are described one by one."""
+"""Maximum number of failed records that are described individually."""
 LATE_S: Final = 1.0
 """Seconds that `close` may take after the drain."""
 
@@ -38,17 +38,15 @@ class ProduceReport:
 
     Attributes:
         acknowledged: number of records in the log.
-        unacknowledged: number of records sent with acks=0: whether they are in the log is not
-            known.
+        unacknowledged: number of records sent with acks=0, which may or may not be in the log.
         failed: number of failed records by outcome: not_sent, rejected, unknown.
         bytes: size of the values in calls whose records were acknowledged, or sent with acks=0.
-        seconds: from the first read to the last outcome.
-        complete_to: the last position up to which every record is acknowledged; None if there is
-            none.
+        seconds: time from the first read to the last outcome.
+        complete_to: the last position up to which every record is acknowledged, or None.
         errors: positions and errors of the first failed records.
         skipped_count: number of malformed records in the input, which were not sent.
-        skipped: the first of them.
-        problem: why the input was not read to its end; None if it was.
+        skipped: the first malformed records.
+        problem: the reason why the input was not read to its end, or None.
         interrupted: the signal that ended the run, or None.
     """
 
@@ -71,7 +69,7 @@ class ProduceReport:
         return complete and not self.failed and not self.skipped_count
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--report json`."""
+        """Return the report for `--report json`."""
         place = self.complete_to
         return {
             "acknowledged": self.acknowledged,
@@ -95,7 +93,7 @@ class ProduceReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """For `--report text`."""
+        """Yield the lines of the report for `--report text`."""
         count = self.acknowledged or self.unacknowledged
         rate = count / self.seconds if self.seconds else 0.0
         done = "sent, without acknowledgements (acks=0)," if self.unacknowledged else "acknowledged"
@@ -146,7 +144,7 @@ _MEANING: Final = {
 
 
 class BlockReader:
-    """Reads blocks in a thread, at most `READ_AHEAD` before they are taken."""
+    """Reads blocks in a thread. At most `READ_AHEAD` blocks wait for `take`."""
 
     def __init__(self, options: Namespace) -> None:
         self._blocks = blocks(options)
@@ -156,7 +154,7 @@ class BlockReader:
         self._ended = False
         self._stopped = False
         self.problem: Exception | None = None
-        # A daemon: a read of a terminal or of a pipe cannot be interrupted.
+        # A daemon thread, because a read from a terminal or a pipe cannot be interrupted.
         self._thread = threading.Thread(target=self._read, name="aiokprod-input", daemon=True)
         self._thread.start()
 
@@ -175,11 +173,12 @@ class BlockReader:
             self._put(None)
 
     def _put(self, block: Block | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
+        with contextlib.suppress(RuntimeError):  # raised if the command has closed the loop
             self._loop.call_soon_threadsafe(self._queue.put_nowait, block)
 
     async def take(self) -> list[Block]:
-        """The next blocks: all that are there, up to `CALL_BYTES`; none at the end."""
+        """Wait for the next block and return all available blocks, up to about `CALL_BYTES`. Return
+        an empty list at the end of the input."""
         taken: list[Block] = []
         size = 0
         while not self._ended and (not taken or (size < CALL_BYTES and not self._queue.empty())):
@@ -195,13 +194,13 @@ class BlockReader:
         return taken
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._stopped = True
         self._free.release()
 
 
 def size_of(block: Block) -> int:
-    """Bytes of the values of a block."""
+    """Return the size of a block's values in bytes, or that of its table."""
     if block.table is not None:
         size: int = block.table.nbytes
         return size
@@ -221,17 +220,17 @@ class ProduceRun:
         self.report = ProduceReport()
 
     def interrupt(self, number: signal.Signals) -> None:
-        """Read and append no more records; wait for the outcomes of those already appended."""
+        """Stop reading and appending records. `run` waits for the outcomes of appended records."""
         self.report.interrupted = number.name
         self._stop.set()
         if self._call is not None:
             self._call.cancel()
 
     async def run(self, total: int | None) -> ProduceReport:
-        """Send everything.
+        """Send all records of the input.
 
         Args:
-            total: bytes of the input, for the progress; None if unknown.
+            total: size of the input in bytes, for the progress line; None if unknown.
         """
         report = self.report
         line = ProgressLine(total, quiet=self._options.quiet)
@@ -305,7 +304,7 @@ class ProduceRun:
         )
 
     async def _drained(self, progress: BulkProgress) -> BulkResult | None:
-        """The outcomes of the records that had been appended when the signal arrived. Records
+        """Return the outcomes of the records that were appended before the signal arrived. Records
         without an outcome after `--drain` seconds fail."""
         if progress.position == 0:
             return None
@@ -351,8 +350,8 @@ class ProduceRun:
 
 
 def place_of(taken: Sequence[Block], position: int) -> Place:
-    """The position of a record: file and number, and the byte after it if it is the last of a
-    block."""
+    """Return the position after a record: file and number, and the number of bytes if the record is
+    the last record of a block."""
     for block in taken:
         if position < block.count:
             if block.numbers is not None:
@@ -366,7 +365,7 @@ def place_of(taken: Sequence[Block], position: int) -> Place:
 
 
 def headers_of(options: Namespace) -> list[tuple[str, bytes]]:
-    """The headers of `-H`."""
+    """Return the headers that the options `-H` define."""
     headers = []
     for text in options.header:
         name, separator, value = text.partition("=")
@@ -377,7 +376,7 @@ def headers_of(options: Namespace) -> list[tuple[str, bytes]]:
 
 
 def total_bytes(options: Namespace) -> int | None:
-    """Size of all files; None if it is unknown or differs from that of the values."""
+    """Return the size of all files; None if it is unknown or not the size of the values."""
     if options.format in ("parquet", "csv") or not options.files or "-" in options.files:
         return None
     with contextlib.suppress(OSError):
@@ -386,7 +385,7 @@ def total_bytes(options: Namespace) -> int | None:
 
 
 async def produce(options: Namespace, producer: Producer[bytes, bytes]) -> ProduceReport:
-    """Send the input; signals end the run early, with a report."""
+    """Send the input and return the report. Signals end the run early."""
     run = ProduceRun(options, producer)
     loop = asyncio.get_running_loop()
     caught = []

@@ -14,8 +14,8 @@ class ProgressLine:
     """Shows the rate and the remaining time on standard error if that is a terminal.
 
     Args:
-        total: bytes to send; None if unknown. Then no remaining time is shown.
-        quiet: never write.
+        total: number of bytes to send; None if unknown, so that no remaining time is shown.
+        quiet: True to write nothing.
     """
 
     def __init__(self, total: int | None, *, quiet: bool) -> None:
@@ -26,7 +26,7 @@ class ProgressLine:
         self._width = 0
 
     def show(self, records: int, size: int) -> None:
-        """Update the line, at most every `INTERVAL`."""
+        """Update the line, at most once per `INTERVAL`."""
         now = time.monotonic()
         if not self._shown or now - self._last < INTERVAL:
             return

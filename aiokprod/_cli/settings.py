@@ -1,4 +1,4 @@
-"""Settings of the command line: a file, then `-X`, then `-b`."""
+"""Settings of the command line. `-b` takes precedence over `-X`, and `-X` over the file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aiokprod.errors import ConfigError
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The settings of a file: JSON for `.json`, else Java's properties.
+    """Return the settings in a file: JSON if the name ends in `.json`, else Java properties.
 
     Raises:
-        ConfigError: the file cannot be read, or is not in this format.
+        ConfigError: the file cannot be read, or does not have this format.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -34,7 +34,8 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def _properties(path: str, text: str) -> dict[str, Any]:
-    """`name=value` lines; `#` and `!` begin comments, a backslash at the end continues a line."""
+    """Parse `name=value` lines. `#` and `!` begin comments. A backslash at the end of a line
+    continues the line."""
     found: dict[str, Any] = {}
     joined = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -55,10 +56,10 @@ def _properties(path: str, text: str) -> dict[str, Any]:
 
 
 def config_of(options: Namespace, **more: Any) -> ProducerConfig:
-    """The configuration for the options of a command.
+    """Return the configuration for the options of a command.
 
     Args:
-        more: settings that the command itself sets.
+        more: settings that the command sets; `-X` and `-b` override them.
 
     Raises:
         ConfigError: a setting is unknown or invalid, or there are no bootstrap servers.
@@ -70,12 +71,12 @@ def config_of(options: Namespace, **more: Any) -> ProducerConfig:
 
 
 def is_given(options: Namespace, name: str) -> bool:
-    """Whether the options of a command have a setting, in the file or by `-X`."""
+    """Return True if a setting is given in the file or with `-X`."""
     return bool({name, name.replace("_", ".")} & mapping_of(options).keys())
 
 
 def mapping_of(options: Namespace, **more: Any) -> dict[str, Any]:
-    """The settings for the options of a command, by their names as given; see `config_of`."""
+    """Return the settings for the options of a command by their names; see `config_of`."""
     mapping: dict[str, Any] = read_file(options.config) if options.config else {}
     given = dict(more)
     for text in options.set:

@@ -1,4 +1,4 @@
-"""Configurations of other clients, for `aiokprod config --from`."""
+"""Translates configurations of other clients, for `aiokprod config --from`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NUMBERS: Final = ("_ms", "_size")
 
 @dataclass(slots=True)
 class Translation:
-    """A configuration in aiokprod's terms.
+    """A configuration that was translated to aiokprod's settings.
 
     Attributes:
-        settings: for `ProducerConfig.from_mapping`.
+        settings: the argument of `ProducerConfig.from_mapping`.
         arguments: other arguments of `Producer`, as Python text.
         remarks: settings without effect, and differences in behaviour.
-        problems: settings that are refused, with the reasons. `settings` is incomplete then.
+        problems: refused settings with the reasons. If there are any, `settings` is incomplete.
     """
 
     settings: dict[str, Any] = field(repr=False)
@@ -33,11 +33,11 @@ class Translation:
     problems: list[str] = field(default_factory=list)
 
     def checked(self, given: Iterable[str]) -> ProducerConfig | None:
-        """The configuration. None if there are problems: `problems` then has those of every single
-        setting too.
+        """Check every setting and return the configuration. If there are problems, add those of the
+        individual settings to `problems` and return None.
 
         Args:
-            given: the names in the file. Problems show these, not aiokprod's spelling.
+            given: the names in the file. Problems contain these names, not aiokprod's spelling.
 
         Raises:
             ConfigError: settings contradict each other.
@@ -65,14 +65,14 @@ class Translation:
 
 
 def translated(source: str, mapping: dict[str, Any]) -> Translation:
-    """The translation of a file's settings.
+    """Translate the settings of a file.
 
     Args:
         source: "java", "librdkafka", "aiokafka" or "kafka-python".
 
     Raises:
-        ConfigError: a setting is refused or invalid; the error text contains the reason. Settings
-            of librdkafka that are refused are `problems` instead.
+        ConfigError: a setting is refused or invalid; the error text contains the reason. Refused
+            settings of librdkafka are added to `problems` instead.
     """
     if source == "librdkafka":
         return _librdkafka(mapping)
@@ -124,7 +124,7 @@ def _kafka_python(mapping: dict[str, Any]) -> Translation:
     settings: dict[str, Any] = {}
     for name, value in mapping.items():
         key = dotted(name)
-        # Names in `VALUES` are kept: the configuration refuses them and says what to use.
+        # Keep names in `VALUES`: the configuration rejects them with advice on what to use.
         ours = name if key in VALUES else KAFKA_PYTHON.get(key) or name
         if key == "ssl.check.hostname":
             ours = "ssl_endpoint_identification_algorithm"

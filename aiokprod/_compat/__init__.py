@@ -1,1 +1,1 @@
-"""The parts of `aiokprod.compat`: settings, errors and views in the form of other clients."""
+"""Internals of `aiokprod.compat`: settings, errors and views in the form of other clients."""

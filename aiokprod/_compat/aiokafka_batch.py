@@ -1,4 +1,4 @@
-"""`BatchBuilder`: records collected by the application, for `send_batch`."""
+"""`BatchBuilder`: collects records that the application sends with `send_batch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Settle = Callable[["asyncio.Future[Any]", RecordMetadata | None, KafkaError | No
 
 
 def whole_ms(timestamp: Any) -> Any:
-    """A timestamp without fractions of a millisecond: aiokafka accepts ``time.time() * 1000``."""
+    """Truncate a timestamp to whole ms, because aiokafka accepts ``time.time() * 1000``."""
     return int(timestamp) if isinstance(timestamp, float) else timestamp
 
 
@@ -27,8 +27,8 @@ class BatchRecordMetadata:
     """The result of `BatchBuilder.append`.
 
     Attributes:
-        offset: number of records before it in the batch.
-        size: upper bound of its size in the batch, bytes.
+        offset: number of records before this record in the batch.
+        size: upper bound of the record's size in the batch, in bytes.
         timestamp: Unix time in ms.
         crc: None; records of message format v2 have no separate checksum.
     """
@@ -41,7 +41,7 @@ class BatchRecordMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CollectedRecord:
-    """A record of a batch, serialized."""
+    """A serialized record of a batch."""
 
     key: bytes | None
     value: bytes | None
@@ -53,13 +53,13 @@ class BatchBuilder:
     """Records for one partition, sent together by `AIOKafkaProducer.send_batch`.
 
     Args:
-        limit: bytes; the first record may be larger.
+        limit: maximum size of the batch in bytes; the first record may be larger.
         serialize: called once for each record with its key and value.
         unix_ms: the wall clock, for records without a timestamp.
 
     aiokafka sends these records as one record batch. Here they are appended to the partition's
-    batches in the same order, so two record batches may share them, and records of other tasks may
-    come between them.
+    batches in the same order, so they may be in more than one record batch, and records of other
+    tasks may come between them.
     """
 
     def __init__(self, limit: int, serialize: Serialize, unix_ms: Callable[[], int]) -> None:
@@ -84,7 +84,7 @@ class BatchBuilder:
             timestamp: Unix time in ms; None for now.
 
         Returns:
-            None if the batch is closed or the record does not fit, which closes it.
+            None if the batch is closed, or if the record does not fit, which closes the batch.
 
         Raises: the exceptions of the serializers; TypeError if a key or value is not bytes;
             ConfigError if the timestamp or a header is invalid. The record is not in the batch.
@@ -104,7 +104,7 @@ class BatchBuilder:
             self.close()
             return None
         metadata = BatchRecordMetadata(len(self._records), size, when)
-        # Copy the data: the application may change its buffers before the batch is sent.
+        # Copy the data, because the application may change its buffers before the batch is sent.
         self._records.append(
             CollectedRecord(
                 None if key_bytes is None else bytes(key_bytes),
@@ -121,15 +121,15 @@ class BatchBuilder:
         self._closed = True
 
     def closed(self) -> bool:
-        """True if no more records are accepted."""
+        """Return True if no more records are accepted."""
         return self._closed
 
     def size(self) -> int:
-        """Bytes of the batch before compression; an upper bound."""
+        """Return an upper bound of the batch's size before compression, in bytes."""
         return self._size
 
     def record_count(self) -> int:
-        """Number of records."""
+        """Return the number of records."""
         return len(self._records)
 
     @property
@@ -139,7 +139,7 @@ class BatchBuilder:
 
 
 def record_size(key: Any, value: Any, headers: Sequence[Header]) -> int:
-    """Upper bound of a record's size in a batch, bytes."""
+    """Return an upper bound of a record's size in a batch, in bytes."""
     # The overhead consists of length, attributes, timestamp delta, offset delta, two lengths and
     # the number of headers, each with the longest varint that a batch of this size can have.
     size = 21 + (0 if key is None else len(key)) + (0 if value is None else len(value))
@@ -149,10 +149,9 @@ def record_size(key: Any, value: Any, headers: Sequence[Header]) -> int:
 
 
 class BatchOutcome:
-    """Sets the result of a batch's future once all of its records have their outcome.
+    """Sets the result of a batch's future once all records of the batch have their outcome.
 
-    The result is the metadata of the first record; the error is that of the first record that
-    failed.
+    The result is the metadata of the first record, or the error of the first record that failed.
     """
 
     def __init__(self, future: asyncio.Future[Any], count: int, settle: Settle) -> None:

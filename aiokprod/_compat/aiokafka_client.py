@@ -1,4 +1,4 @@
-"""The parts of aiokafka's client and cluster that applications and instrumentation read."""
+"""The parts of aiokafka's client and cluster that applications and instrumentations use."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ class BrokerMetadata(NamedTuple):
 
 
 class ClusterMetadataView:
-    """The part of aiokafka's `ClusterMetadata` that applications read. It always shows the current
+    """The part of aiokafka's `ClusterMetadata` that applications use. It always returns current
     metadata."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
     def brokers(self) -> set[BrokerMetadata]:
-        """All brokers of the last Metadata response."""
+        """Return all brokers of the last Metadata response."""
         nodes = self._snapshot().nodes.values()
         return {BrokerMetadata(n.id, n.host, n.port, n.rack) for n in nodes if n.id >= 0}
 
     def broker_metadata(self, broker_id: int) -> BrokerMetadata | None:
-        """The broker with this id, or None."""
+        """Return the broker with this id, or None."""
         node = self._snapshot().nodes.get(broker_id)
         return None if node is None else BrokerMetadata(node.id, node.host, node.port, node.rack)
 
     def topics(self, exclude_internal_topics: bool = True) -> set[str]:
-        """Names of the topics for which this producer has metadata."""
+        """Return the names of the topics for which this producer has metadata."""
         topics = self._snapshot().topics
         return {n for n, t in topics.items() if not (exclude_internal_topics and t.internal)}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Numbers of the topic's partitions; None if its metadata is not known."""
+        """Return the numbers of the topic's partitions; None if its metadata is not known."""
         found = self._snapshot().topics.get(topic)
         return None if found is None else set(range(len(found.partitions)))
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Like `partitions_for_topic`, but returns only partitions that have a leader."""
+        """Return the partitions that have a leader; otherwise like `partitions_for_topic`."""
         found = self._snapshot().topics.get(topic)
         return None if found is None else set(found.available)
 
     def leader_for_partition(self, partition: TopicPartition) -> int | None:
-        """Broker id of the leader; -1 if there is none, or None if the partition is not known."""
+        """Return the broker id of the leader, -1 if there is no leader, or None if the partition is
+        not known."""
         found = self._snapshot().topics.get(partition.topic)
         if found is None or not 0 <= partition.partition < len(found.partitions):
             return None
@@ -81,11 +82,11 @@ class ClientView:
         self._topics: set[str] = set()
 
     def add_topic(self, topic: str) -> None:
-        """Have `force_metadata_update` fetch the metadata of this topic too."""
+        """Add a topic whose metadata `force_metadata_update` fetches."""
         self._topics.add(topic)
 
     async def force_metadata_update(self) -> bool:
-        """Fetch the metadata; True if all topics of `add_topic` are known now."""
+        """Fetch the metadata of the topics of `add_topic`. Return True once it is known."""
         for topic in self._topics:
             await self._wait_on_metadata(topic)
         return True
@@ -121,7 +122,8 @@ class KeyPartitioner:
 
 
 def murmur2_or_random(rng: Random) -> TheirPartitioner:
-    """aiokafka's default partitioner: by the key, else any partition with a leader."""
+    """Return aiokafka's default partitioner: the partition of the key, or a random partition with a
+    leader for records without a key."""
 
     def choose(key_bytes: bytes | None, partitions: list[int], available: list[int]) -> int:
         if key_bytes is None:

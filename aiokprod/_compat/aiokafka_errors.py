@@ -1,8 +1,8 @@
-"""aiokprod's errors as errors of aiokafka.
+"""Converts aiokprod's errors to errors of aiokafka.
 
-An error that leaves a compatible producer is an instance of aiokprod's class and, where aiokafka is
-installed, of the class that aiokafka raises in this situation, so that `except` clauses of both
-kinds apply. Its attributes (`outcome`, `code`, …) are those of the original.
+An error that a compatible producer raises is an instance of aiokprod's class. If aiokafka is
+installed, it is also an instance of the class that aiokafka raises in this situation, so `except`
+clauses for both packages match. Attributes (`outcome`, `code`, …) are those of the original error.
 """
 
 from __future__ import annotations
@@ -66,26 +66,27 @@ CLASSES: Final[dict[type[KafkaError], str]] = {
     TransactionError: "IllegalOperation",
     KafkaError: "KafkaError",
 }
-"""aiokafka's class for errors without an error code of the broker; the first row that fits.
+"""aiokafka's class for errors without a broker's error code. The first matching row applies.
 
-`SerializationError` is a `TypeError`, which aiokafka raises for a key or value that is not bytes.
+A `SerializationError` also becomes a `TypeError`, which aiokafka raises for a key or value that is
+not bytes.
 """
 
 _BY_CODE: Final = (BrokerError, TransactionError)
-"""Classes whose errors are converted by their error code: `aiokafka.errors.for_code` has a class
-for each code."""
+"""Classes whose errors are converted by error code: `aiokafka.errors.for_code` returns a class for
+each code."""
 
 
 def their_class(error: KafkaError) -> type[Exception] | None:
-    """The class that aiokafka raises in the situation of `error`; None if it has none, or if
-    aiokafka is not installed."""
+    """Return the class that aiokafka raises in the situation of `error`, or None if there is no
+    such class or aiokafka is not installed."""
     if isinstance(error, SerializationError):
         return TypeError
     if theirs is None:
         return None
     code = error.code
     if code is not None and code.number == Code.INVALID_PRODUCER_EPOCH:
-        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka does not distinguish these two
+        fenced: type[Exception] = theirs.ProducerFenced  # aiokafka uses it for this code too
         return fenced
     if code is not None and isinstance(error, _BY_CODE) and not isinstance(error, ProducerFenced):
         coded: type[Exception] = theirs.for_code(code.number)
@@ -108,7 +109,7 @@ def _rebuild(ours: type[KafkaError], other: type[Exception], args: tuple[Any, ..
 
 
 def _reduce(error: KafkaError) -> tuple[Any, ...]:
-    """`__reduce__` of the joined classes, which pickle cannot find by their names."""
+    """`__reduce__` of the joined classes, which pickle cannot import by name."""
     ours, other = type(error).__bases__
     _, (_, args), state = KafkaError.__reduce__(error)
     return _rebuild, (ours, other, args), state

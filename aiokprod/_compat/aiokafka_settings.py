@@ -23,8 +23,7 @@ AIOKAFKA_DEFAULTS: Final[dict[str, Any]] = {
     "retry_backoff_ms": 100,
     "connections_max_idle_ms": 540_000,
 }
-"""aiokafka's values for arguments that are not given, where they differ from aiokprod's defaults or
-have another meaning."""
+"""aiokafka's defaults for arguments whose default or meaning differs from aiokprod's."""
 
 DIFFERENCES: Final[dict[str, str]] = {
     "acks": 'acks="all" (aiokafka: 1)',
@@ -47,7 +46,7 @@ class _Unset:
 
 
 UNSET: Final[Any] = _Unset()
-"""The default of every argument, so that an explicit value differs from a default."""
+"""The default of every argument, so that an explicit value can be distinguished from a default."""
 
 
 def _theirs() -> Any:
@@ -65,7 +64,7 @@ class AIOKafkaSettings:
     Attributes:
         settings: keyword arguments of `Producer`.
         differences: texts of `DIFFERENCES` for arguments that were not given.
-        batch_size: the limit of a batch from `create_batch`, bytes.
+        batch_size: maximum size of a batch of `create_batch`, in bytes.
     """
 
     settings: dict[str, Any] = field(repr=False)
@@ -74,9 +73,10 @@ class AIOKafkaSettings:
 
 
 def bootstrap_servers(given: Any) -> list[str]:
-    """`host:port` of each server, from a string separated by commas or from a sequence.
+    """Return `host:port` of each server, from a comma-separated string or a sequence.
 
-    aiokafka's default port, 9092, is added where none is given; IPv6 addresses get brackets.
+    aiokafka's default port 9092 is added to servers without a port. IPv6 addresses without a port
+    get brackets.
     """
     parts: Iterable[Any] = [given] if isinstance(given, str) else given
     try:
@@ -103,16 +103,15 @@ def translate(given: dict[str, Any], defaults: str) -> AIOKafkaSettings:
     """Translate the arguments `given` to settings of aiokprod. Arguments that were not given are
     UNSET.
 
-    Names that aiokafka does not have are passed on; `Producer` rejects those that it does not have
-    either.
+    Names that aiokafka does not have are kept; `Producer` rejects unknown names.
 
     Raises:
-        ConfigError: an argument is invalid or has no equivalent. Like aiokafka's error it is a
-            ValueError, and its text begins with that of aiokafka.
+        ConfigError: an argument is invalid or has no equivalent. Like aiokafka's error, it is a
+            ValueError, and its text begins with aiokafka's text.
     """
     if defaults not in ("aiokprod", "aiokafka"):
         raise ConfigError(f'defaults={defaults!r}: choose "aiokprod" or "aiokafka"')
-    # FastStream passes aiokafka's marker for an argument that is not given.
+    # FastStream passes aiokafka's marker `_missing` for an argument that is not given.
     marks = (UNSET, _theirs())
     chosen = {name: value for name, value in given.items() if not any(value is x for x in marks)}
     differences = () if defaults == "aiokafka" else _differences(chosen)
@@ -153,7 +152,7 @@ def translate(given: dict[str, Any], defaults: str) -> AIOKafkaSettings:
 def _differences(chosen: dict[str, Any]) -> tuple[str, ...]:
     texts = dict(DIFFERENCES)
     if chosen.get("transactional_id") is not None or chosen.get("enable_idempotence") is True:
-        del texts["acks"], texts["enable_idempotence"]  # aiokafka's defaults are then the same
+        del texts["acks"], texts["enable_idempotence"]  # aiokafka's defaults are the same then
     return tuple(text for name, text in texts.items() if name not in chosen)
 
 
@@ -192,9 +191,9 @@ def _batches(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 def _timeouts(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Translate aiokafka's single timeout, which applies to a request, to a record in the buffer
-    and to a call of `send`. A record that is in a request when the timeout expires may take that
-    long again."""
+    """Translate aiokafka's single timeout, which applies to requests, to records in the buffer and
+    to calls of `send`. `delivery_timeout_ms` is twice the timeout, because a record may be put into
+    a request just before the timeout passes."""
     timeout = chosen.pop("request_timeout_ms", UNSET)
     if timeout is not UNSET:
         if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 1:
@@ -237,7 +236,7 @@ def _security(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
             "advertised.listeners; use names there that the KDC has"
         )
     if not protocol.startswith("SASL_"):
-        return  # like aiokafka, which ignores them then
+        return  # aiokafka ignores the SASL arguments too
     mechanism = "PLAIN" if sasl["sasl_mechanism"] is UNSET else sasl["sasl_mechanism"]
     settings["sasl_mechanism"] = mechanism
     if mechanism in ("PLAIN", "OAUTHBEARER") and protocol == "SASL_PLAINTEXT":

@@ -1,4 +1,4 @@
-"""Waits for the first metadata, and ends the wait when no bootstrap server can be reached."""
+"""Waits for the first metadata, or until no bootstrap server could be reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiokprod.observer import Observer
 
 
 class BootstrapWatch(Observer):
-    """Keeps the latest metadata.
+    """Stores the latest metadata and the failures of bootstrap servers.
 
     Attributes:
         servers: number of bootstrap servers.
@@ -26,28 +26,28 @@ class BootstrapWatch(Observer):
         self.snapshot = ClusterSnapshot()
 
     def give_up(self) -> None:
-        """End the wait: the producer is stopped."""
+        """End the wait, because the producer is being stopped."""
         self._given_up = True
         self._notify()
 
     def forget_failures(self) -> None:
-        """Wait until every server has failed again."""
+        """Clear the failures, so that the next wait lasts until every server has failed again."""
         self._failed.clear()
 
     def reset(self) -> None:
-        """Forget the metadata and the failures, for a new producer."""
+        """Clear the metadata and the failures, for a new producer."""
         self._failed.clear()
         self._has_metadata = False
         self.snapshot = ClusterSnapshot()
 
     def on_connection_closed(self, node_id: int, error: KafkaError | None) -> None:
-        """Count a bootstrap server that could not be reached; their ids are negative."""
+        """Record the failure of a bootstrap server, which has a negative id."""
         if node_id < 0 and error is not None and not self._has_metadata:
             self._failed[node_id] = error
             self._notify()
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
-        """Keep the snapshot."""
+        """Store the snapshot."""
         self.snapshot = snapshot
         if any(node >= 0 for node in snapshot.nodes):
             self._has_metadata = True
@@ -58,17 +58,17 @@ class BootstrapWatch(Observer):
             self._changed.set()
 
     async def wait(self, timeout: float | None) -> KafkaError | None:
-        """Wait until there is metadata or `give_up` was called (None), or every bootstrap server
-        has failed once. One call at a time.
+        """Wait for metadata, for a call of `give_up`, or until every bootstrap server has failed.
+        Only one call at a time is allowed.
 
         Args:
-            timeout: seconds; None for no limit.
+            timeout: limit in seconds; None for no limit.
 
         Returns:
-            The error of the last server that failed.
+            The error of the server that failed last; None if not all servers have failed.
 
         Raises:
-            TimeoutError: neither happened in time.
+            TimeoutError: the timeout passed.
         """
         self._changed = asyncio.Event()
         try:

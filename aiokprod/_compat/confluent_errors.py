@@ -1,8 +1,8 @@
-"""aiokprod's errors as confluent-kafka-python's `KafkaException`.
+"""Converts aiokprod's errors to confluent-kafka-python's `KafkaException`.
 
-Where confluent-kafka is installed, an error that leaves `AIOProducer` is an instance of aiokprod's
-class and of `confluent_kafka.KafkaException`, and ``error.args[0]`` is a
-`confluent_kafka.KafkaError` with librdkafka's code. Without it, errors are aiokprod's.
+If confluent-kafka is installed, an error that `AIOProducer` raises is an instance of both
+aiokprod's class and `confluent_kafka.KafkaException`, and ``error.args[0]`` is a
+`confluent_kafka.KafkaError` with librdkafka's code. Otherwise errors are not converted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CODES: Final[dict[type[KafkaError], str]] = {
     ProducerClosed: "_DESTROY",
     TransactionError: "_STATE",
 }
-"""librdkafka's code for errors without an error code of the broker; the first row that fits."""
+"""librdkafka's code for errors without a broker's error code. The first matching row applies."""
 
 
 def _number(error: KafkaError) -> int:
@@ -64,7 +64,7 @@ def _number(error: KafkaError) -> int:
 
 
 def their_error(error: KafkaError) -> Any:
-    """The `confluent_kafka.KafkaError` for `error`; `error` itself without confluent-kafka."""
+    """Return the `confluent_kafka.KafkaError` for `error`, or `error` without confluent-kafka."""
     if theirs is None:
         return error
     return theirs.KafkaError(
@@ -88,7 +88,7 @@ def _class_of_both(ours: type[KafkaError]) -> type[KafkaError]:
 
 
 def _reduce(error: KafkaError) -> tuple[Any, ...]:
-    """Pickles as aiokprod's error; a `confluent_kafka.KafkaError` cannot be pickled reliably."""
+    """Pickle aiokprod's error, because `confluent_kafka.KafkaError` cannot be pickled reliably."""
     ours: type[KafkaError] = type(error).__bases__[0]
     plain = ours.__new__(ours)
     plain.args = (error.message,)
@@ -97,8 +97,8 @@ def _reduce(error: KafkaError) -> tuple[Any, ...]:
 
 
 def as_theirs(error: KafkaError) -> KafkaError:
-    """An equal error that is also a `confluent_kafka.KafkaException`, with a `KafkaError` in
-    `args`. `error` itself if it is one already, or without confluent-kafka."""
+    """Return an equal error that is also a `confluent_kafka.KafkaException`, with a `KafkaError` in
+    `args`. Return `error` if it already is a KafkaException, or without confluent-kafka."""
     if theirs is None or isinstance(error, theirs.KafkaException):
         return error
     cls = _class_of_both(type(error))

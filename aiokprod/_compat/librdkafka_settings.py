@@ -1,8 +1,8 @@
-"""Settings of librdkafka and confluent-kafka-python as settings of aiokprod.
+"""Translates settings of librdkafka and confluent-kafka-python to settings of aiokprod.
 
-`KEYS` is the only list: `AIOProducer`, `aiokprod config --from librdkafka` and the table of
-docs/migration/confluent-kafka.md use it. The fields for settings with another name are in
-`foreign_names`. Source: CONFIGURATION.md of librdkafka.
+`KEYS` is the only list of librdkafka's settings: `AIOProducer`, `aiokprod config --from librdkafka`
+and the table of docs/migration/confluent-kafka.md use it. `foreign_names` has the fields for
+settings with another name. Source: CONFIGURATION.md of librdkafka.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class Key:
     """A setting of librdkafka.
 
     Attributes:
-        setting: the setting of aiokprod; "" if there is none.
+        setting: the corresponding setting of aiokprod; "" if there is none.
         note: the difference, or the reason why the setting has no effect or is refused.
-        convert: the value for `setting`; None keeps it.
-        accepted: values, in lower case, that are accepted without a remark because they describe
-            what aiokprod does anyway; of settings that are refused or have no effect.
+        convert: function of name and value that returns the value for `setting`; None for no
+            conversion.
+        accepted: values, in lower case, of a refused setting or one without effect that are
+            accepted without a message, because they match aiokprod's behaviour.
     """
 
     support: Support
@@ -66,12 +67,12 @@ def _bytes_of_kbytes(name: str, value: Any) -> int:
 
 
 def _delivery_timeout(name: str, value: Any) -> int:
-    """In librdkafka 0 means no limit; the longest timeout here is 24 days."""
+    """Convert 0, which means no limit in librdkafka, to the longest timeout here, 24 days."""
     return _number(name, value) or 2**31 - 1
 
 
 def _linger(name: str, value: Any) -> int:
-    """A fraction of a millisecond, which librdkafka accepts, is rounded up."""
+    """Round up fractions of a millisecond, which librdkafka accepts."""
     try:
         if not isinstance(value, bool):
             return math.ceil(float(value))
@@ -81,13 +82,13 @@ def _linger(name: str, value: Any) -> int:
 
 
 def _refresh_interval(name: str, value: Any) -> int:
-    """-1 is never in librdkafka."""
+    """Convert -1, which means never in librdkafka, to the longest interval."""
     number = _number(name, value)
     return 2**31 - 1 if number == -1 else number
 
 
 def _system_default(name: str, value: Any) -> int:
-    """The system's default size of a socket buffer is 0 in librdkafka and -1 here."""
+    """Convert 0, librdkafka's value for the system's default size of a socket buffer, to -1."""
     return _number(name, value) or -1
 
 
@@ -116,7 +117,7 @@ def _refused(note: str, *accepted: str) -> Key:
 
 
 def _with_setting(name: str, key: Key) -> Key:
-    """The row of a setting that is translated, with the field of the same meaning."""
+    """Return the row of a setting. If the setting is translated, add the corresponding field."""
     if key.support is not Support.TRANSLATED:
         return key
     return replace(key, setting=LIBRDKAFKA.get(name, name.replace(".", "_")) or "")
@@ -350,17 +351,17 @@ def _text(value: Any) -> str:
 def translate(given: Mapping[str, Any], problems: list[str] | None = None) -> LibrdkafkaSettings:
     """Translate a configuration of librdkafka to settings of aiokprod.
 
-    Settings that are not given have aiokprod's defaults, except for the partitioner: its default is
-    librdkafka's, so that keys stay in their partitions.
+    Settings that are not given have aiokprod's defaults, except the partitioner, whose default is
+    librdkafka's, so that keys stay in their partitions. Unknown names are kept, so that
+    `ProducerConfig.from_mapping` rejects them with the most similar name.
 
     Args:
-        problems: gets the texts of all errors, instead of a `ConfigError`. The result is then
-            incomplete.
+        problems: a list to which the texts of all errors are added, instead of raising
+            `ConfigError`. If there are errors, the result is incomplete.
 
     Raises:
         ConfigError: settings are refused (the error text contains the reasons), are given under two
-            names, or have an invalid value. Unknown names are kept, for
-            `ProducerConfig.from_mapping` to reject with the most similar name.
+            names, or have an invalid value.
     """
     found: list[str] = []
     result = _settings_of(given, found)
@@ -467,7 +468,8 @@ def _partitioner(name: Any, settings: dict[str, Any]) -> AnyPartitioner | None:
 
 
 def _request_timeout(settings: dict[str, Any], derived: list[str]) -> None:
-    """librdkafka shortens the timeout of a request to what is left of message.timeout.ms."""
+    """Limit the request timeout to message.timeout.ms minus linger.ms. librdkafka likewise limits
+    it to the remaining part of message.timeout.ms."""
     delivery = settings.get("delivery_timeout_ms")
     if delivery is None:
         return
@@ -521,7 +523,7 @@ def _cleartext(settings: dict[str, Any], derived: list[str]) -> None:
 
 
 def rows() -> list[str]:
-    """The rows of the table in docs/migration/confluent-kafka.md."""
+    """Return the rows of the table in docs/migration/confluent-kafka.md."""
     made = []
     for name, key in {**KEYS, **_PYTHON_KEYS}.items():
         note = key.note

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Results of futures, headers and UUIDs: the work of the compatible producers for each record."""
+"""Per-record functions of the compatible producers: results of futures, headers and UUIDs."""
 
 from os import urandom
 
@@ -15,8 +15,8 @@ from aiokprod._core.callbacks cimport OutcomeReceiver
 
 cdef extern from *:
     """
-    /* A new tuple of a subclass with empty items. Since Python 3.14 a tuple keeps its hash; the 0
-       that `tp_alloc` leaves there would be taken for one. */
+    /* Return a new tuple of a subclass with empty items. Since Python 3.14 a tuple caches its hash,
+       and the 0 that `tp_alloc` stores there would be used as the hash. */
     static PyObject *aiokprod_new_tuple(PyObject *cls, Py_ssize_t size)
     {
         PyObject *fields = ((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, size);
@@ -34,14 +34,14 @@ cdef object CREATE_TIME = 0
 
 
 cdef class FutureResults:
-    """Creates the callbacks of the records of one producer. It holds no reference to the producer,
-    so that a producer that is dropped without `stop` can be collected.
+    """Creates the callbacks for the records of one producer. Holds no reference to the producer, so
+    that a producer that is dropped without `stop` can be collected.
 
     Args:
         metadata_type: aiokafka's `RecordMetadata`, a named tuple of seven fields.
-        partition_type: its `TopicPartition`.
-        convert: returns the exception of the future for a `KafkaError`.
-        no_result: True for acks=0: the result is None.
+        partition_type: aiokafka's `TopicPartition`.
+        convert: function that returns the exception of the future for a `KafkaError`.
+        no_result: True if the result of every record is None (acks=0).
     """
 
     cdef object metadata_type
@@ -49,8 +49,8 @@ cdef class FutureResults:
     cdef object convert
     cdef bint no_result
     cdef dict partitions
-    # The next attributes are cached from the last record, because the records of a batch follow
-    # each other.
+    # The next attributes are cached from the previous record, because consecutive records are
+    # usually in the same batch.
     cdef object topic
     cdef int partition
     cdef object number
@@ -67,14 +67,14 @@ cdef class FutureResults:
 
     def submit(self, object future not None, object producer not None, object topic, object value,
                object key, object partition, object timestamp_ms, object headers):
-        """Call `producer.submit`; `future` gets the outcome of the record."""
+        """Call `producer.submit` with a callback that sets the outcome of `future`."""
         cdef FutureResult callback = FutureResult.__new__(FutureResult)
         callback.results = self
         callback.future = future
         return submit_to(producer, topic, value, key, partition, timestamp_ms, headers, callback)
 
     def settle(self, object future not None, RecordMetadata metadata, object error):
-        """Give `future` an outcome, unless the application has cancelled it."""
+        """Set the outcome of `future`, unless the application has cancelled it."""
         self.give(future, metadata, error)
 
     cdef int give(self, object future, RecordMetadata metadata, object error) except -1:
@@ -98,7 +98,8 @@ cdef class FutureResults:
             self.topic = metadata.topic
             self.partition = metadata.partition
             self.number = metadata.partition
-        # The constructor of a named tuple is a Python function, and it copies a tuple.
+        # Do not call the constructor of the named tuple: it is a Python function that copies a
+        # tuple.
         cdef object converted = new_tuple(self.metadata_type, 7)
         set_field(converted, 0, metadata.topic)
         set_field(converted, 1, self.number)
@@ -111,15 +112,15 @@ cdef class FutureResults:
 
 
 cdef inline void set_field(object fields, Py_ssize_t number, object value) noexcept:
-    """Set an item of a tuple that nothing else refers to yet."""
+    """Set an item of a tuple to which no other code has a reference yet."""
     Py_INCREF(value)
     PyTuple_SET_ITEM(fields, number, value)
 
 
 @cython.final
-@cython.no_gc  # the future does not refer to its callback: no cycle
+@cython.no_gc  # there is no cycle, because the future does not refer to its callback
 cdef class FutureResult(OutcomeReceiver):
-    """Gives the outcome of one record to its future."""
+    """Sets the outcome of one record's future."""
 
     cdef FutureResults results
     cdef object future
@@ -130,14 +131,14 @@ cdef class FutureResult(OutcomeReceiver):
 
 
 def encoded_headers(content_type, headers not None):
-    """The headers of a FastStream message as pairs of str and bytes.
+    """Return the headers of a FastStream message as pairs of str and bytes.
 
     Args:
-        content_type: value of the first header, "content-type", unless `headers` has it; None for
-            an empty one.
-        headers: str or None by name.
+        content_type: value of the first header, "content-type", unless `headers` contains it. None
+            is sent as an empty value.
+        headers: mapping from names to str or None.
     """
-    # A union with an OrderedDict or another mapping has the type of that.
+    # `headers` may be another mapping, because the union of a dict and a mapping can have its type.
     cdef dict by_name = headers if type(headers) is dict else dict(headers)
     cdef list pairs = []
     cdef object name, value
@@ -155,7 +156,7 @@ cdef object _encoded(object value):
 
 
 def size_of_bytes(bodies not None):
-    """The total length of bodies in bytes if all of them are of the type `bytes`, else -1."""
+    """Return the total length of the bodies in bytes, or -1 if a body is not exactly `bytes`."""
     cdef Py_ssize_t total = 0
     cdef object body
     for body in bodies:
@@ -169,7 +170,7 @@ cdef const char* DIGITS = "0123456789abcdef"
 
 
 def random_uuid():
-    """A random UUID (RFC 9562, version 4) as text, like FastStream's `gen_cor_id`."""
+    """Return a random UUID (RFC 9562, version 4) as text, like FastStream's `gen_cor_id`."""
     cdef bytes octets = urandom(16)
     cdef const unsigned char* octet = octets
     cdef char[36] text

@@ -1,6 +1,6 @@
-"""Checks of single settings, and hints for keys that are not settings of this producer.
+"""Checks of individual settings, and hints for keys that are not settings of this producer.
 
-Independent of `ProducerConfig`; `config.py` attaches the checks to its fields.
+This module does not depend on `ProducerConfig`; `config.py` attaches the checks to the fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MISSING_SERVERS: Final = 'bootstrap_servers is missing: name at least one "host:
 
 
 class DefaultInt(int):
-    """A default value: if it conflicts with another setting, it is changed with a warning."""
+    """A default value, which is changed with a warning if it conflicts with another setting."""
 
     __slots__ = ()
 
@@ -30,14 +30,14 @@ class Check(Protocol):
     """The check of one setting."""
 
     def validate(self, name: str, value: object) -> object:
-        """The normalised value.
+        """Return the normalised value.
 
         Raises:
-            ConfigError: the value is not acceptable.
+            ConfigError: the value is not valid.
         """
 
     def parse(self, name: str, text: str) -> object:
-        """Parse a value in a Java properties file. The result is not yet validated.
+        """Parse a value of a Java properties file. The result is not validated yet.
 
         Raises:
             ConfigError: the text has the wrong type.
@@ -45,7 +45,7 @@ class Check(Protocol):
 
 
 def invalid_setting(name: str, value: object, fix: str) -> ConfigError:
-    """The error for an invalid value. Used only for settings that contain no secret."""
+    """Return the error for an invalid value. Used only for settings that contain no secret."""
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:80] + "…"
@@ -54,7 +54,7 @@ def invalid_setting(name: str, value: object, fix: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """An int from low to high, both included, or one of the values in `also`."""
+    """An int from `low` to `high`, both included, or one of the values in `also`."""
 
     low: int
     high: int = INT32_MAX
@@ -101,9 +101,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Checks that a setting is one of a few strings. Others may be known but not supported yet.
+    """Checks that a setting is one of a few strings.
 
     Attributes:
+        later: known values that are not supported yet.
         any_case: values from a mapping may be in any case, as in Java.
     """
 
@@ -136,7 +137,7 @@ LEVELS: Final = {
     "lz4": IntRange(1, 17),
     "zstd": IntRange(-131_072, 22),
 }
-"""The levels of the codecs that have them."""
+"""The levels of the codecs that have levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class Acks:
 
 @dataclass(frozen=True, slots=True)
 class ServerList:
-    """ "host:port" strings, or one string of them with commas; a tuple without duplicates."""
+    """ "host:port" strings, or one string with commas. Returns a tuple without duplicates."""
 
     def validate(self, name: str, value: object) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -219,14 +220,14 @@ class ServerList:
 
 
 def parse_address(name: str, entry: str) -> tuple[str, int]:
-    """Host and port of "host:port", "[ipv6]:port" or "PROTOCOL://host:port".
+    """Return host and port of "host:port", "[ipv6]:port" or "PROTOCOL://host:port".
 
     Raises:
         ConfigError: the entry has another form, or its port is not 1 to 65535.
 
     Source: Java `Utils.getHost`, `Utils.getPort`.
     """
-    if "@" in entry:  # the port is not shown: the part before it may contain a password
+    if "@" in entry:  # the entry is not shown, because it may contain a password
         raise ConfigError(
             f"{name}: an address has user information before '@': use \"host:port\", and "
             "sasl_username and sasl_password for credentials"
@@ -260,9 +261,8 @@ _CALLBACK: Final = "pass on_delivery= to submit or try_submit, or await the Deli
 _LOGGING: Final = "leave it out; set the level of the logger 'aiokprod' with the logging module"
 _NOT_YET: Final = "not in this version yet; leave it out"
 
-# Advice for keys that no field replaces under another name (see `foreign_names`): settings of
-# clients that have no meaning here or are passed as objects, and keys of brokers, topics and
-# consumers.
+# Advice for keys that have no replacement in `foreign_names`: client settings that have no meaning
+# here or are passed as objects, and settings of brokers, topics and consumers.
 _HINTS: Final[dict[str, str]] = {
     "key.serializer": _OBJECTS.format("key_serializer=..."),
     "value.serializer": _OBJECTS.format("value_serializer=..."),
@@ -335,14 +335,14 @@ _PREFIX_HINTS: Final[tuple[tuple[str, str], ...]] = (
 
 
 _CLIENTS: Final = {"java": "the Java client"}
-"""Names of clients in texts, where they differ from the keys in `foreign_names`."""
+"""Names of clients in messages, where they differ from the keys in `foreign_names`."""
 
 _MISSPELT: Final = 0.9
 """Similarity above which a key is considered a misspelt setting."""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """The error for an unknown key. Its text says what to use instead, or names the most similar
+    """Return the error for an unknown key. Its text names the replacement or the most similar
     setting."""
     fields = list(known)
     if (ours := key.replace(".", "_")) in fields:
@@ -374,7 +374,7 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
 
 
 def _use_replacement(name: str) -> str | None:
-    """The advice for another client's name of a field."""
+    """Return the advice for a name that another client uses for a field; None if there is none."""
     field = replacement(name)
     if field is None:
         return None

@@ -1,9 +1,9 @@
 """Producer settings of other clients, and the fields of `ProducerConfig` that replace them.
 
 Plain data. Names are in lower case with dots, as in properties files; aiokafka and kafka-python
-write them with underscores. A name that is not listed and is spelled as a field, `linger.ms` for
-`linger_ms`, means the same here. None stands for a setting without a counterpart: an object that is
-passed to `Producer` instead, or nothing at all.
+write them with underscores. A name that is not listed but matches a field, such as `linger.ms` for
+`linger_ms`, has the same meaning here. None stands for a setting without a field: an object is
+passed to `Producer` instead, or there is no counterpart.
 
 Sources: Java `ProducerConfig`, `CommonClientConfigs`, `SslConfigs` and `SaslConfigs` of Kafka 4.1;
 CONFIGURATION.md of librdkafka 2.12; `AIOKafkaProducer` of aiokafka 0.14; `KafkaProducer` of
@@ -64,7 +64,7 @@ LIBRDKAFKA: Final[dict[str, str | None]] = {
     "broker.version.fallback": None,
     "client.rack": None,
     "compression.codec": "compression_type",
-    "compression.level": None,  # one setting for each codec here
+    "compression.level": None,  # replaced by a separate field for each codec
     "debug": None,
     "delivery.report.only.error": None,
     "dr.cb": None,
@@ -212,16 +212,16 @@ VALUES: Final[dict[str, str]] = {
     "sasl.oauthbearer.token.endpoint.url": "OidcTokens(...), see docs/security.md",
     "ssl.check.hostname": 'the text "https" or "", not a bool',
 }
-"""The values that the field accepts, for settings whose value has another unit, type or meaning."""
+"""The value that a field expects, for settings whose value has another unit, type or meaning."""
 
 
 def dotted(name: str) -> str:
-    """The form of a name that the tables use."""
+    """Return a name in the form that the tables use."""
     return name.strip().lower().replace("_", ".")
 
 
 def replacement(name: str) -> str | None:
-    """The field that replaces a setting of another client; None if no client has a setting of this
-    name with a counterpart here."""
+    """Return the field that replaces a setting of another client; None if no client has a setting
+    of this name that has a replacement."""
     key = dotted(name)
     return next((table[key] for table in FOREIGN_NAMES.values() if table.get(key)), None)

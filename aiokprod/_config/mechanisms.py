@@ -1,4 +1,4 @@
-"""The SASL mechanisms, one row each. Checks and implementations are chosen by these rows.
+"""The SASL mechanisms. The row of a mechanism selects its checks and its implementation.
 
 A new mechanism needs a row here and a module in `_net/sasl` with a function
 `mechanism(config, unix_ms)` (see `_net/sasl/factory.py`).
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Needs(enum.Enum):
-    """The settings with which a mechanism authenticates."""
+    """The settings that a mechanism needs for authentication."""
 
     PASSWORD = "sasl_username and sasl_password, or sasl_credentials"  # noqa: S105
     TOKEN = "sasl_token_provider"  # noqa: S105
@@ -25,11 +25,11 @@ class MechanismSpec:
     """One SASL mechanism.
 
     Attributes:
-        name: its name in SaslHandshake and the setting sasl_mechanism.
-        module: the module of its implementation in `aiokprod._net.sasl`.
-        needs: the settings with which it authenticates.
-        sends_in_clear: without TLS, an eavesdropper could reuse the data that it sends.
-        delegation_tokens: it can authenticate with delegation tokens (KIP-48).
+        name: the name in SaslHandshake and in the setting sasl_mechanism.
+        module: the module of the implementation in `aiokprod._net.sasl`.
+        needs: the settings that the mechanism needs for authentication.
+        sends_in_clear: without TLS, an eavesdropper could reuse the data that the mechanism sends.
+        delegation_tokens: the mechanism supports delegation tokens (KIP-48).
     """
 
     name: str

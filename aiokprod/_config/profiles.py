@@ -1,7 +1,7 @@
 """The setting `topic_profiles`: its patterns, and the settings that apply to a topic.
 
 A pattern is a topic name in which ``*`` stands for any characters or none, and ``?`` for one.
-The first pattern that matches a topic decides.
+The first pattern that matches a topic applies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TRANSACTIONAL_GROWTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ProfilesCheck:
-    """A mapping from patterns to profiles, or a sequence of pairs. It is converted to a tuple of
-    pairs, because the order matters."""
+    """A mapping from patterns to profiles, or a sequence of pairs. The value is converted to a
+    tuple of pairs, because the order matters."""
 
     def validate(self, name: str, value: object) -> Profiles:
         items = tuple(value.items()) if isinstance(value, Mapping) else value
@@ -73,27 +73,27 @@ def _check_pattern(name: str, pattern: Any) -> None:
 
 
 def profiles_of(config: ProducerConfig) -> Profiles:
-    """The profiles of a configuration: the tuple that `ProfilesCheck` returned."""
+    """Return the profiles of a configuration: the tuple that `ProfilesCheck` returned."""
     return cast(Profiles, config.topic_profiles)
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression whose `fullmatch` accepts the topics of a pattern."""
+    """Return a regular expression whose `fullmatch` accepts the topics of a pattern."""
     return re.compile(_expression(pattern, one=".", one_of_run="."))
 
 
 def covers(earlier: str, later: str) -> bool:
-    """True only if every topic that matches `later` also matches `earlier`."""
-    # The pattern `later` itself is matched, as if it were a topic. No wildcard but "*" may accept
-    # its "*", which stands for text of any length. Next to a "*" of `earlier`, a "?" may therefore
-    # skip any number of "*" before the one character that it accepts.
+    """Return True only if every topic that matches `later` also matches `earlier`."""
+    # Match the text of the pattern `later` as if it were a topic. A "*" in `later` stands for text
+    # of any length, so only a "*" of `earlier` may match it. A "?" next to a "*" of `earlier` may
+    # therefore skip any number of "*" before the one character that it matches.
     expression = _expression(earlier, one="[^*]", one_of_run=r"\**+[^*]")
     return re.fullmatch(expression, later) is not None
 
 
 def _expression(pattern: str, *, one: str, one_of_run: str) -> str:
-    """A regular expression for a pattern. It takes no exponential time, because the text between
-    two ``*`` is matched where it occurs first, and never elsewhere.
+    """Return a regular expression for a pattern. Matching takes no exponential time, because the
+    text between two ``*`` is only matched at its first occurrence.
 
     Args:
         one: expression for a ``?``.
@@ -115,16 +115,16 @@ def _expression(pattern: str, *, one: str, one_of_run: str) -> str:
 def default_elastic_batch_size(
     batch_size: int, *, transactional: bool, max_request_size: int
 ) -> int:
-    """The default of `elastic_batch_size`."""
+    """Return the default of `elastic_batch_size`."""
     return min(_TRANSACTIONAL_GROWTH * batch_size, max_request_size) if transactional else 0
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSettings:
-    """The settings that apply to a topic: those of its profile, else those of the producer.
+    """The settings that apply to a topic: those of its profile, or else those of the producer.
 
     Attributes: see `ProducerConfig`.
-        own_linger: its profile has a `linger_ms`, so `adaptive_linger` does not apply.
+        own_linger: the profile has a `linger_ms`, so `adaptive_linger` does not apply.
     """
 
     linger_ms: int
@@ -175,7 +175,7 @@ def check_profiles(config: ProducerConfig) -> None:
     """Check each profile together with the settings of the producer.
 
     Raises:
-        ConfigError: a setting of a profile conflicts with one of the producer.
+        ConfigError: a setting of a profile conflicts with a setting of the producer.
     """
     for pattern, profile in profiles_of(config):
         where = f"{_NAME}[{pattern!r}]"

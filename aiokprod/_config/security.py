@@ -1,4 +1,4 @@
-"""Checks of the TLS and SASL settings, one by one and in combination.
+"""Checks of the TLS and SASL settings, individually and in combination.
 
 No error message shows the value of a setting that may contain a secret.
 """
@@ -24,7 +24,7 @@ SERVICE_NAME: Final = "kafka"
 
 @dataclass(frozen=True, slots=True)
 class SecretText:
-    """A `Secret`, or a str that becomes one."""
+    """A `Secret`, or a str that is converted to a `Secret`."""
 
     def validate(self, name: str, value: object) -> Secret | None:
         if value is None:
@@ -39,7 +39,7 @@ class SecretText:
 
 @dataclass(frozen=True, slots=True)
 class PathText:
-    """The path of a file. Whether the file can be read is checked when it is used."""
+    """The path of a file. The file is not read before it is used."""
 
     kind: str = "PEM file"
 
@@ -121,10 +121,10 @@ def check_security(settings: Any) -> None:
     """Reject settings that contradict each other, have no effect, or look safer than they are.
 
     Args:
-        settings: a `ProducerConfig` whose single settings have been checked.
+        settings: a `ProducerConfig` whose individual settings have been checked.
 
     Raises:
-        ConfigError: names the settings and how to fix them.
+        ConfigError: a setting is rejected. The message names the settings and the fix.
     """
     _check_used(settings)
     _check_stores(settings)
@@ -157,7 +157,7 @@ _SASL: Final = (
 
 
 def _check_used(settings: Any) -> None:
-    """Reject settings without effect: the user expects a protection that is not active."""
+    """Reject settings without effect, which would suggest a protection that is not active."""
     protocol = settings.security_protocol
     for protocols, names in (
         (TLS_PROTOCOLS, ("ssl_context", *_SSL_MATERIAL)),

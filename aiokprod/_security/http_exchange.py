@@ -1,9 +1,8 @@
-"""Sends an HTTP request in a separate thread, with one deadline for the whole exchange. It can be
-aborted.
+"""Sends an HTTP request in a separate thread, with one deadline for the whole exchange.
 
-`http.client` limits single socket operations only, so a server that sends one byte at a time could
-occupy the thread for any time. Here every operation gets the remaining time, and `abort` ends the
-operation in progress.
+`http.client` only limits individual socket operations, so a server that sends one byte at a time
+could occupy the thread without limit. Here every operation is limited to the remaining time, and
+`abort` ends the operation in progress.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from aiokprod.environment import monotonic
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request. It is sent by https, unless `plaintext` is set.
+    """One request. It is sent over https, unless `plaintext` is set.
 
     Attributes:
         path: the path with the query.
-        body: None for a request without one.
-        tls: None for the system's CAs.
+        body: None for a request without a body.
+        tls: context for the connection; None for the system's CAs.
         timeout_s: seconds from the start of the thread to the last byte of the response.
-        max_answer: limit of the body in bytes; one byte more is read, to detect a longer body.
+        max_answer: limit of the body in bytes. One byte more is read, to detect a longer body.
     """
 
     method: str
@@ -58,12 +57,11 @@ class HttpAnswer:
 class HttpExchange:
     """Starts the request in a new thread.
 
-    The thread ends when the time is over, except while it resolves the name, which cannot be
-    interrupted.
+    The thread ends at the deadline, except during name resolution, which cannot be interrupted.
 
     Attributes:
-        answer: done when the thread has ended. Fails with OSError (including TimeoutError),
-            ssl.SSLError, http.client.HTTPException or ValueError.
+        answer: future of the response, done when the thread has ended. Fails with OSError
+            (including TimeoutError), ssl.SSLError, http.client.HTTPException or ValueError.
     """
 
     def __init__(self, request: HttpRequest, thread_name: str) -> None:
@@ -79,17 +77,17 @@ class HttpExchange:
 
     @property
     def running(self) -> bool:
-        """True until the thread has ended; False in a forked child, where it does not exist."""
+        """True until the thread has ended; False in a forked child, which has no such thread."""
         return self._process == os.getpid() and not self.answer.done()
 
     async def ended(self, deadline: float) -> bool:
-        """Wait until the thread has ended, at most until `deadline` (loop time). Returns False if
-        it is still running."""
+        """Wait until the thread has ended, at most until `deadline` (loop time). Return False if
+        the thread is still running."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
         def wake(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # raised if the loop was closed meanwhile
                 loop.call_soon_threadsafe(ended.set)
 
         self.answer.add_done_callback(wake)
@@ -101,14 +99,14 @@ class HttpExchange:
         return not self.running
 
     def abort(self) -> None:
-        """Shut the connection down, which ends the thread."""
+        """End the thread by shutting its connection down."""
         with self._lock:
             self._aborted = True
             if self._socket is not None:
                 _shut_down(self._socket)
 
     def remaining(self) -> float:
-        """Seconds left, always positive.
+        """Return the seconds left, always positive.
 
         Raises:
             TimeoutError: no time is left, or the exchange was aborted.
@@ -127,7 +125,7 @@ class HttpExchange:
             context = request.tls or ssl.create_default_context()
             connection = http.client.HTTPSConnection(request.host, request.port, context=context)
         try:
-            # http.client uses a socket that is already set.
+            # http.client does not connect if `sock` is already set.
             connection.sock = _BoundedSocket(self._connect(context), self)
             connection.request(request.method, request.path, request.body, dict(request.headers))
             with connection.getresponse() as response:
@@ -153,7 +151,7 @@ class HttpExchange:
                 )
             self._own(one)
             try:
-                # The remaining time is divided among the addresses, so that one that does not
+                # Divide the remaining time among the addresses, so that an address that does not
                 # respond leaves time for the others.
                 one.settimeout(self.remaining() / (len(found) - number))
                 one.connect(address)
@@ -176,14 +174,14 @@ class HttpExchange:
 
 
 def _shut_down(one: socket.socket) -> None:
-    # `SSLSocket.shutdown` is not used: after it the socket sends plain text, and the other thread
+    # Do not use `SSLSocket.shutdown`: the socket would then send plain text, and the other thread
     # may be about to send credentials.
     with contextlib.suppress(OSError):  # raised if the socket is not connected
         socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 class _BoundedSocket:
-    """The methods of a socket that `http.client` uses, limited by the deadline of the exchange. The
+    """A socket for `http.client` whose operations are limited by the deadline of the exchange. The
     exchange closes the socket."""
 
     def __init__(self, connected: socket.socket, exchange: HttpExchange) -> None:
@@ -198,11 +196,11 @@ class _BoundedSocket:
             view = view[self._socket.send(view) :]
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """A reader of the response."""
+        """Return a reader of the response."""
         return io.BufferedReader(_BoundedReader(self._socket, self._exchange))
 
     def close(self) -> None:
-        """Does nothing: http.client closes the socket before the response is read."""
+        """Do nothing, because http.client closes the socket before the response is read."""
 
 
 class _BoundedReader(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""Tokens from an OpenID Connect provider by the JWT-bearer grant (RFC 7523, KIP-1139).
+"""Tokens from an OpenID Connect provider with the JWT-bearer grant (RFC 7523, KIP-1139).
 
 Instead of a client secret, the provider receives an assertion signed with a private key:
 
@@ -34,21 +34,21 @@ _OURS: Final = frozenset({"iss", "sub", "aud", "iat", "nbf", "exp", "jti"})
 class JwtBearerTokens:
     """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime has passed.
 
-    If the endpoint then fails, the old token is used while it is valid.
+    If a later request fails, the old token is used while it is valid.
 
     Args:
         token_endpoint: an https URL.
-        key: private key as PEM text. `Secret.from_file` is read for every assertion, so that a
-            rotated key takes effect.
+        key: private key as PEM text. The file of `Secret.from_file` is read for every assertion, so
+            that a rotated key takes effect.
         key_password: the password of an encrypted key.
         algorithm: "RS256" or "ES256".
         key_id: the header field `kid`.
         issuer, subject, audience: the claims `iss`, `sub`, `aud`.
         claims: further claims.
         lifetime_s: seconds from now to `exp`, 1 to 86400.
-        skew_s: seconds from `nbf` to now, because clocks differ; 0 to 3600.
-        assertion: a ready assertion instead of a key and claims, such as the token of a Kubernetes
-            service account: `Secret.from_file("/var/run/secrets/tokens/kafka")`.
+        skew_s: seconds by which `nbf` is in the past, to tolerate differing clocks; 0 to 3600.
+        assertion: a complete assertion instead of a key and claims, such as the token of a
+            Kubernetes service account: `Secret.from_file("/var/run/secrets/tokens/kafka")`.
         scope: the scopes, separated by spaces.
         parameters: further form fields.
         tls: context for the endpoint; default: the system's CAs.
@@ -56,8 +56,8 @@ class JwtBearerTokens:
         clock: wall clock in ms.
 
     Raises:
-        ConfigError: the URL is not an https URL; a value is missing, out of range or excluded by
-            another one; the extra is not installed.
+        ConfigError: the URL is not an https URL, an argument is missing, out of range or excluded
+            by another argument, or the extra is not installed.
     """
 
     @redacted(ConfigError)
@@ -109,7 +109,7 @@ class JwtBearerTokens:
 
     @redacted(AuthenticationError)
     async def token(self) -> Secret:
-        """The token; concurrent callers share one request.
+        """Return the token. Concurrent callers share one request.
 
         Raises:
             AuthenticationError: the key cannot be used; the endpoint cannot be reached, rejects the
@@ -121,7 +121,8 @@ class JwtBearerTokens:
         if self._assertion is not None:
             assertion = await revealed(self._assertion)
         else:
-            # Use a thread: signing with RSA takes milliseconds, and reading a file may take longer.
+            # Use a thread, because signing with RSA takes milliseconds, and reading a file may take
+            # longer.
             loop = asyncio.get_running_loop()
             assertion = (await loop.run_in_executor(None, self._signed)).reveal()
         return TokenRequest({**self._form, "assertion": assertion.strip()})
@@ -146,7 +147,7 @@ class JwtBearerTokens:
         except ConfigError as error:
             raise AuthenticationError(f"JWT-bearer grant: {error.message}") from None
         except Exception as error:
-            # The text is not shown, because it may contain the key.
+            # Do not show the text of the exception, because it may contain the key.
             raise AuthenticationError(
                 f"JWT-bearer grant: the private key cannot be used with {self._algorithm} "
                 f"({type(error).__name__}): is it PEM, of that kind, and is key_password right?"

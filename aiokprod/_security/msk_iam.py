@@ -1,7 +1,7 @@
 """Tokens for Amazon MSK with IAM access control, signed without an AWS SDK.
 
 The token is a pre-signed URL (Signature Version 4), sent with OAUTHBEARER. The mechanism
-AWS_MSK_IAM sends the same fields as JSON:
+AWS_MSK_IAM sends the same fields as JSON. An example with OAUTHBEARER:
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))
@@ -37,7 +37,7 @@ _REGION: Final = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}")
 @redacted_init
 @dataclass(frozen=True, slots=True)
 class AwsCredentials:
-    """An access key; temporary credentials have a session token."""
+    """An AWS access key. Temporary credentials also have a session token."""
 
     access_key_id: str
     secret_access_key: Secret
@@ -65,11 +65,11 @@ class AwsCredentials:
 
 @redacted(ConfigError)
 def botocore_credentials() -> AwsCredentials:
-    """The credentials that the AWS SDK finds: profiles, containers, instance roles. Blocks; needs
-    botocore.
+    """Return the credentials that the AWS SDK finds in profiles, containers or instance roles.
+    Blocks, and needs botocore.
 
     Raises:
-        ConfigError: botocore is not installed or finds nothing.
+        ConfigError: botocore is not installed or finds no credentials.
     """
     try:
         from botocore.session import get_session
@@ -88,8 +88,8 @@ class MskIamTokens:
 
     Args:
         region: region of the cluster, e.g. "eu-west-1".
-        credentials: the credentials, or a function that returns them and is run in a thread for
-            every token, so that rotated credentials take effect.
+        credentials: the credentials, or a function that returns them. The function is run in a
+            thread for every token, so that rotated credentials take effect.
         clock: wall clock in ms; AWS accepts a difference of five minutes.
 
     Raises:
@@ -125,7 +125,7 @@ class MskIamTokens:
 
     @redacted(AuthenticationError)
     async def payload(self, host: str) -> dict[str, str]:
-        """The fields that AWS_MSK_IAM sends to the broker with this host name.
+        """Return the fields that AWS_MSK_IAM sends to the broker with this host name.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -167,8 +167,8 @@ def signed_fields(
     session_token: str | None,
     at: datetime,
 ) -> dict[str, str]:
-    """The query of a pre-signed GET for the action kafka-cluster:Connect, valid for `LIFETIME_S`.
-    The last field is the signature."""
+    """Return the query fields of a pre-signed GET request for the action kafka-cluster:Connect,
+    valid for `LIFETIME_S`. The last field is the signature."""
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     scope = f"{day}/{region}/{_SERVICE}/aws4_request"
     fields = {

@@ -1,4 +1,4 @@
-"""Tokens from an OpenID Connect provider by the client-credentials grant (KIP-768).
+"""Tokens from an OpenID Connect provider with the client-credentials grant (KIP-768).
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER",
              sasl_token_provider=OidcTokens("https://idp.example.com/token", "me", secret))
@@ -21,11 +21,12 @@ from aiokprod.errors import AuthenticationError, ConfigError
 class OidcTokens:
     """A token provider for OAUTHBEARER that caches a token until 80 % of its lifetime has passed.
 
-    If the endpoint then fails, the old token is used while it is valid.
+    If a later request fails, the old token is used while it is valid.
 
     Args:
         token_endpoint: an https URL.
-        client_id, client_secret: sent by HTTP Basic, which RFC 6749 requires providers to support.
+        client_id, client_secret: sent with HTTP Basic authentication, which RFC 6749 requires
+            providers to support.
         scope: the scopes, separated by spaces.
         parameters: further form fields, such as "audience".
         tls: context for the endpoint; default: the system's CAs.
@@ -59,7 +60,7 @@ class OidcTokens:
 
     @redacted(AuthenticationError)
     async def token(self) -> Secret:
-        """The token; concurrent callers share one request.
+        """Return the token. Concurrent callers share one request.
 
         Raises:
             AuthenticationError: the endpoint cannot be reached, rejects the request, or returns no

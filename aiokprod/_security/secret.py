@@ -1,4 +1,4 @@
-"""Secrets that are masked in all texts, and credentials that can be replaced while in use."""
+"""Secrets that are masked in all output, and credentials that can be replaced while in use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _TEXT, _FILE, _ENVIRONMENT, _LOST = "text", "file", "environment", "lost"
 class Secret:
     """A password, token or key whose repr, str, format and pickled forms are masked.
 
-    `Secret("text")` contains the text. `Secret.from_file` and `Secret.from_env` contain only its
-    location and read it at each use, so that a rotated secret takes effect with the next
-    connection; they can be pickled. A pickled text is lost: the copy raises when it is used.
+    `Secret("text")` contains the text. `Secret.from_file` and `Secret.from_env` contain only the
+    location of the text and read it at each use, so that a rotated secret takes effect with the
+    next connection. Only the location is pickled, never the text: a copy of `Secret("text")` raises
+    ConfigError when it is used.
 
     Raises:
         ConfigError: the text is not a str or is empty.
@@ -37,12 +38,12 @@ class Secret:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """The UTF-8 text of a file, without the line break at its end."""
+        """Return a secret in a UTF-8 file. A line break at the end of the file is ignored."""
         return cls._of(_FILE, os.fspath(path))
 
     @classmethod
     def from_env(cls, name: str) -> Self:
-        """The value of an environment variable."""
+        """Return a secret in an environment variable."""
         return cls._of(_ENVIRONMENT, name)
 
     @classmethod
@@ -59,11 +60,11 @@ class Secret:
 
     @redacted(ConfigError)
     def reveal(self) -> str:
-        """The text itself.
+        """Return the text of the secret.
 
         Raises:
-            ConfigError: the file or the variable does not exist or is empty, or this is the copy of
-                a pickled secret.
+            ConfigError: the file or the variable does not exist or is empty, or the text was lost
+                by pickling.
         """
         if self._kind == _TEXT:
             return self._source
@@ -108,7 +109,7 @@ class Secret:
         return hmac.compare_digest(ours, theirs) and self._kind == other._kind
 
     def __hash__(self) -> int:
-        # The hash is the same for all secrets: a hash of the text would reveal something about it.
+        # All secrets have the same hash, because a hash of the text would reveal information.
         return hash(Secret)
 
     def __copy__(self) -> Self:
@@ -135,14 +136,14 @@ def _restore(kind: str, source: str) -> Secret:
 
 
 def as_secret(value: str | Secret) -> Secret:
-    """The value as a `Secret`."""
+    """Return the value as a `Secret`."""
     return value if isinstance(value, Secret) else Secret(value)
 
 
 class Credentials:
     """User name and password that may be replaced while a producer runs.
 
-    New connections and re-authentications use the new ones; open connections are not closed. Both
+    New connections and re-authentications use the new values; open connections are not closed. Both
     values are replaced together, from any thread.
 
     Raises:
@@ -176,10 +177,10 @@ def _checked_pair(username: str, password: str | Secret) -> tuple[str, Secret]:
 
 
 async def revealed(secret: Secret) -> str:
-    """The text of a secret, read in a thread if it is in a file.
+    """Return the text of a secret. A file is read in a thread.
 
     Raises:
-        AuthenticationError: it cannot be read.
+        AuthenticationError: the text cannot be read.
     """
     try:
         if secret.blocks:

@@ -1,8 +1,9 @@
-"""The token endpoint of an OpenID Connect provider. It sends one https request at a time and caches
-tokens.
+"""A client for the token endpoint of an OpenID Connect provider. It sends one request at a time and
+caches tokens.
 
-Only the configured endpoint is requested, by https and without redirects, and error texts contain
-nothing of its response (CVE-2025-27817). Source: RFC 6749 §5.1; Java `HttpJwtRetriever`.
+Requests are sent over https to the configured endpoint only, and redirects are not followed. Error
+texts contain no part of a response (CVE-2025-27817). Source: RFC 6749 §5.1; Java
+`HttpJwtRetriever`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _REFRESH_AT: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """A form, and headers such as the client's credentials."""
+    """The form fields of a request, and headers such as the client's credentials."""
 
     form: Mapping[str, str] = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -52,7 +53,7 @@ class _Cached:
 class TokenEndpoint:
     """Fetches tokens and caches each until 80 % of its lifetime has passed.
 
-    If the endpoint then fails, the old token is used while it is valid.
+    If a later request fails, the old token is used while it is valid.
 
     Args:
         url: an https URL.
@@ -84,7 +85,7 @@ class TokenEndpoint:
         return f"'https://{self._host}:{self._port}'"
 
     async def token(self, make: Callable[[], Awaitable[TokenRequest]]) -> Secret:
-        """The token; concurrent callers share one request.
+        """Return the token. Concurrent callers share one request.
 
         Args:
             make: creates the request if one is needed.
@@ -105,8 +106,8 @@ class TokenEndpoint:
                     return cached.token
                 raise
             token, lifetime = fetched
-            # The lifetime is counted from the time before the request, because the token may have
-            # been issued at that time.
+            # The lifetime starts at the time before the request, because the token may have been
+            # issued then.
             self._cached = _Cached(token, asked_at + lifetime * _REFRESH_AT, asked_at + lifetime)
             return token
 
@@ -150,8 +151,8 @@ class TokenEndpoint:
             raise self._error(f"it cannot be asked ({type(error).__name__})") from None
 
     async def _previous_ended(self, deadline: float) -> None:
-        """Wait until the previous request has ended. If its caller was cancelled, its thread may
-        still be resolving the name."""
+        """Wait until the previous request has ended. Its thread may still be resolving the name if
+        the caller was cancelled."""
         previous = self._exchange
         if previous is not None and previous.running and not await previous.ended(deadline):
             raise self._error(
@@ -161,7 +162,7 @@ class TokenEndpoint:
         self._exchange = None
 
     def _parse(self, answer: HttpAnswer) -> tuple[Secret, float]:
-        """The token and its lifetime in seconds."""
+        """Return the token and its lifetime in seconds."""
         if answer.status != http.client.OK:
             raise self._error(f"it answered with status {answer.status}")
         return self._token_in(answer.body)
@@ -222,9 +223,9 @@ def _split(url: str) -> tuple[str, int, str]:
 
 
 def expiry_ms(token: str) -> float:
-    """The expiry of a JWT, in ms since 1970; inf for a token without one.
+    """Return the expiry of a JWT in Unix ms, or inf for a token without an expiry.
 
-    The token is not verified; the broker does that.
+    The token is not verified, because the broker verifies it.
     """
     parts = token.split(".")
     if len(parts) != 3:

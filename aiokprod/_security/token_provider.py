@@ -10,8 +10,8 @@ from aiokprod._security.secret import Secret
 
 @runtime_checkable
 class TokenProvider(Protocol):
-    """Returns the token for each authentication with OAUTHBEARER; the setting
-    `sasl_token_provider`.
+    """Returns the token for each authentication with OAUTHBEARER. An object of this type is the
+    value of the setting `sasl_token_provider`.
 
     A function `async def token() -> str | Secret` without arguments may be used instead of an
     object. An object may also have a method `extensions()` that returns SASL extensions (RFC 7628)
@@ -19,13 +19,14 @@ class TokenProvider(Protocol):
     """
 
     def token(self) -> Awaitable[str | Secret]:
-        """The token, usually a JWT.
+        """Return the token, usually a JWT.
 
-        It is awaited on the event loop for every new connection and every re-authentication, within
-        the connection setup timeout, so a provider should cache tokens that are still valid.
+        The result is awaited on the event loop for every new connection and every
+        re-authentication, within the connection setup timeout. A provider should therefore cache
+        tokens that are still valid.
 
         Raises:
-            AuthenticationError: there is no token; its text is shown to users. For any other
-                exception only the class is shown, because its text may contain a secret.
+            AuthenticationError: there is no token. The text of this error is shown to users. Of any
+                other exception only the class is shown, because the text may contain a secret.
         """
         ...

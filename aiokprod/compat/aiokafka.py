@@ -61,7 +61,7 @@ if TYPE_CHECKING or _theirs is None:  # aiokafka has no types
         partition: int
 
     class RecordMetadata(NamedTuple):
-        """Partition and offset of a record, in the form in which aiokafka reports them.
+        """Partition and offset of a record, like aiokafka's `RecordMetadata`.
 
         Attributes:
             offset: None for a detected duplicate.
@@ -103,7 +103,7 @@ __all__ = [
 logger = logging.getLogger("aiokprod.compat")
 
 _reported: set[tuple[str, ...]] = set()
-"""Lists of differences that this process has logged."""
+"""Lists of differences that this process has already logged."""
 
 
 def _hidden(password: str | None) -> Secret | None:
@@ -118,7 +118,7 @@ class AIOKafkaProducer:
             port.
         defaults: "aiokprod" uses aiokprod's defaults for arguments that are not given (acks="all",
             idempotence, larger batches); one log record with level WARNING lists the differences.
-            "aiokafka" uses those of aiokafka.
+            "aiokafka" uses aiokafka's defaults.
         loop, api_version: deprecated and ignored, as in aiokafka.
         settings: settings that only aiokprod has, such as `buffer_memory` or `plugins`.
         Others: see aiokafka. Arguments that are given have the same meaning as in aiokafka.
@@ -190,7 +190,7 @@ class AIOKafkaProducer:
             "sasl_kerberos_domain_name": sasl_kerberos_domain_name,
             "sasl_oauth_token_provider": sasl_oauth_token_provider, **settings,
         }  # fmt: skip
-        del sasl_plain_password  # not in the frames of a traceback
+        del sasl_plain_password  # tracebacks must not contain it
         for name, call in (
             ("key_serializer", key_serializer),
             ("value_serializer", value_serializer),
@@ -264,11 +264,11 @@ class AIOKafkaProducer:
     # -- start and stop -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect to the cluster and fetch its metadata; with a transactional_id, get the producer
-        id too.
+        """Connect to the cluster and fetch its metadata. With a transactional_id, also get the
+        producer id.
 
-        Idempotent: concurrent calls wait for the first one. A start that failed may be repeated,
-        with a new `producer`; plug-ins and interceptors are closed and configured again.
+        Idempotent: concurrent calls wait for the first call. A failed start may be repeated, with a
+        new `producer`; plug-ins and interceptors are closed and configured again.
 
         Raises:
             KafkaConnectionError: no bootstrap server can be resolved or reached.
@@ -361,17 +361,18 @@ class AIOKafkaProducer:
         Args:
             value, key: not both None; passed to the serializers, without which they must be bytes.
             partition: None lets the partitioner choose.
-            timestamp_ms: Unix time in ms, without its fraction; None for now.
+            timestamp_ms: Unix time in ms, truncated to whole ms; None for now.
             headers: pairs of str and bytes.
 
         Returns:
-            A future: `RecordMetadata`, or None with acks=0. Cancelling it does not stop the
-            record.
+            A future of `RecordMetadata`, or of None with acks=0. Cancelling the future does not
+            stop the record.
 
         Raises:
             MessageSizeTooLargeError, UnknownTopicOrPartitionError, KafkaTimeoutError,
             IllegalOperation, ProducerClosed: see aiokafka; nothing was sent.
-            TypeError: a key or value is not bytes. The exception of a serializer, unchanged.
+            TypeError: a key or value is not bytes.
+            Others: exceptions of the serializers, unchanged.
 
         Cancellation of this coroutine: the record is not sent.
         """
@@ -411,14 +412,14 @@ class AIOKafkaProducer:
     ) -> RecordMetadata:
         """Like `send`, but wait for the outcome.
 
-        Cancellation: only the wait ends once the record is in a batch.
+        Cancellation: once the record is in a batch, only the wait ends.
         """
         # Call `send`, because instrumentation packages wrap it.
         future = await self.send(topic, value, key, partition, timestamp_ms, headers)
         return await future
 
     def create_batch(self) -> BatchBuilder:
-        """A new, empty batch of at most `max_batch_size` bytes, for `send_batch`."""
+        """Return a new, empty batch of at most `max_batch_size` bytes, for `send_batch`."""
         return BatchBuilder(self._batch_size, self._serialize, self._unix_ms)
 
     async def send_batch(
@@ -427,11 +428,12 @@ class AIOKafkaProducer:
         """Append the records of a batch to a partition, which closes the batch.
 
         Args:
-            partition: None lets the partitioner choose one for all records, without a key.
+            partition: None lets the partitioner choose one partition for all records, without a
+                key.
 
         Returns:
-            A future: `RecordMetadata` of the batch's first record. It fails with the error of the
-            first record that failed; others may have been delivered.
+            A future of the `RecordMetadata` of the batch's first record. It fails with the error of
+            the first record that failed; other records may have been delivered.
 
         Raises: see `send`; only before the first record was appended.
         """
@@ -467,20 +469,20 @@ class AIOKafkaProducer:
         return future
 
     async def flush(self) -> None:
-        """Wait until every record sent before has its outcome."""
+        """Wait until every record sent before this call has its outcome."""
         try:
             await self.producer.flush()
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
 
     async def partitions_for(self, topic: str) -> set[int]:
-        """Numbers of the topic's partitions."""
+        """Return the numbers of the topic's partitions."""
         try:
             return {p.partition for p in await self.producer.partitions_for(topic)}
         except KafkaError as error:
             raise as_theirs(error) from error.__cause__
 
-    # faust and OpenTelemetry's instrumentation read this.
+    # Faust and OpenTelemetry's instrumentation use these private methods.
 
     def _serialize(self, key: Any, value: Any) -> tuple[Any, Any]:
         if self._key_serializer is not None:
@@ -498,7 +500,7 @@ class AIOKafkaProducer:
         key_bytes: bytes | None,
         value_bytes: bytes | None,
     ) -> int:
-        """The partition of a record. Without a key, another call may return another partition."""
+        """Return the partition of a record. Without a key, it may differ from call to call."""
         known = self.client.cluster.partitions_for_topic(topic)
         if known is None:
             raise ConfigError(f"no metadata of topic {topic!r}: await partitions_for(...) first")
@@ -531,7 +533,7 @@ class AIOKafkaProducer:
         self._in_transaction = True
 
     async def commit_transaction(self) -> None:
-        """Flush and commit. Errors: see `aiokprod.Producer.commit_transaction`."""
+        """Flush and commit the transaction. Errors: see `aiokprod.Producer.commit_transaction`."""
         self._check_transactional()
         try:
             await self.producer.commit_transaction()
@@ -540,7 +542,7 @@ class AIOKafkaProducer:
         self._in_transaction = False
 
     async def abort_transaction(self) -> None:
-        """Abort. Errors: see `aiokprod.Producer.abort_transaction`."""
+        """Abort the transaction. Errors: see `aiokprod.Producer.abort_transaction`."""
         self._check_transactional()
         try:
             await self.producer.abort_transaction()
@@ -549,18 +551,20 @@ class AIOKafkaProducer:
         self._in_transaction = False
 
     def transaction(self) -> TransactionContext:
-        """``async with producer.transaction()``: commit at the end, abort on an exception."""
+        """Return a context manager that commits at the end of the block, or aborts on an exception:
+        ``async with producer.transaction()``."""
         return TransactionContext(self)
 
     async def send_offsets_to_transaction(self, offsets: Mapping[Any, Any], group_id: str) -> None:
         """Commit a consumer group's offsets with the open transaction.
 
         Args:
-            offsets: by TopicPartition; an int, an OffsetAndMetadata or a pair of both.
+            offsets: dict by TopicPartition of ints, `OffsetAndMetadata` objects or pairs (offset,
+                metadata).
 
         Raises:
             IllegalOperation: no transaction is open.
-            ValueError: `group_id` is not a name, or an offset is invalid.
+            ValueError: `group_id` is not a non-empty str, or an offset is invalid.
         """
         self._check_transactional()
         if not self._in_transaction:
@@ -607,7 +611,7 @@ class TransactionContext:
         try:
             await self._producer.abort_transaction()
         except FatalTransactionError as error:
-            # The abort is not possible; the exception of the block is more informative.
+            # Do not raise this error, because the exception of the block is more informative.
             logger.debug(
                 "abort after an exception failed: %s",
                 error,
@@ -624,8 +628,8 @@ _originals: dict[str, Any] = {}
 def install() -> None:
     """Replace `AIOKafkaProducer` in aiokafka with the class of this module; idempotent.
 
-    Call it before modules that use ``from aiokafka import AIOKafkaProducer`` are imported: modules
-    that have imported the name already keep aiokafka's class, and a warning lists them.
+    Call this function before modules with ``from aiokafka import AIOKafkaProducer`` are imported.
+    Modules that have already imported the name keep aiokafka's class, and a warning lists them.
 
     Raises:
         ConfigError: aiokafka is not installed.
@@ -657,7 +661,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restore aiokafka's class where `install` has replaced it."""
+    """Restore aiokafka's class in the modules in which `install` has replaced it."""
     for place, original in _originals.items():
         sys.modules[place].AIOKafkaProducer = original  # type: ignore[attr-defined]
     _originals.clear()

@@ -57,7 +57,7 @@ OnDelivery = Callable[[Any, "ProducedMessage"], object]
 
 
 class ProducedMessage:
-    """A produced record with its partition and offset, and the methods of
+    """A produced record with its partition and offset. It has the methods of
     `confluent_kafka.Message`."""
 
     __slots__ = ("_error", "_headers", "_key", "_latency", "_metadata", "_topic", "_value")
@@ -81,41 +81,41 @@ class ProducedMessage:
         self._latency = latency
 
     def topic(self) -> str:
-        """The topic's name."""
+        """Return the topic's name."""
         return self._topic
 
     def partition(self) -> int | None:
-        """The partition; None for a record that failed."""
+        """Return the partition; None for a record that failed."""
         return None if self._metadata is None else self._metadata.partition
 
     def offset(self) -> int | None:
-        """The offset; None for a record that failed, with acks=0 and for a detected duplicate."""
+        """Return the offset; None for a failed record, a detected duplicate, or with acks=0."""
         return None if self._metadata is None else self._metadata.offset
 
     def key(self) -> bytes | None:
-        """The key as sent."""
+        """Return the key as sent."""
         return self._key
 
     def value(self) -> bytes | None:
-        """The value as sent."""
+        """Return the value as sent."""
         return self._value
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """The headers as sent; None without any."""
+        """Return the headers as sent; None for a record without headers."""
         return self._headers
 
     def timestamp(self) -> tuple[int, int]:
-        """Type and Unix time in ms: (1, time), or (0, 0) for a record that failed."""
+        """Return type and Unix time in ms: (1, time), or (0, 0) for a record that failed."""
         if self._metadata is None:
             return (TIMESTAMP_NOT_AVAILABLE, 0)
         return (TIMESTAMP_CREATE_TIME, self._metadata.timestamp_ms)
 
     def latency(self) -> float:
-        """Seconds from the call of `produce` to the outcome."""
+        """Return the seconds from the call of `produce` to the outcome."""
         return self._latency
 
     def error(self) -> Any:
-        """None, or the `KafkaError` of a record that failed."""
+        """Return the `KafkaError` of a record that failed, or None."""
         return self._error
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class BrokerView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """A partition; `leader` is -1 if there is none."""
+    """A partition; `leader` is -1 if there is no leader."""
 
     id: int
     leader: int
@@ -182,12 +182,12 @@ def _headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
 
 
 def _refused(text: str) -> KafkaError:
-    """A `ConfigError` that is a `KafkaException` too, as every error of the calls."""
+    """Return a `ConfigError` that is also a `KafkaException`, like every error of these methods."""
     return as_theirs(ConfigError(text))
 
 
 def _seconds(timeout: float | None) -> float | None:
-    """None for a negative timeout, which means no limit in confluent-kafka."""
+    """Return the timeout; None if it is negative, which means no limit in confluent-kafka."""
     return None if timeout is None or timeout < 0 else timeout
 
 
@@ -196,16 +196,16 @@ class AIOProducer:
 
     Args:
         producer_conf: settings with librdkafka's names. The mapping is not changed. Settings that
-            are not given have aiokprod's defaults; the partitioner is librdkafka's.
-        max_workers, executor, batch_size, buffer_timeout: ignored: there are no threads, and
-            batches are sent without a timer of this class.
-        environment: network and clock, for tests.
+            are not given have aiokprod's defaults, but the default partitioner is librdkafka's.
+        max_workers, executor, batch_size, buffer_timeout: ignored, because there are no threads,
+            and batches are sent without a timer of this class.
+        environment: network and clocks, for tests.
 
     Raises:
-        ConfigError: a setting is refused, unknown or invalid; the message contains the reason. One
-            log record with level WARNING names the settings that have no effect.
+        ConfigError: a setting is refused, unknown or invalid; the message contains the reason.
 
-    `producer` is the `aiokprod.Producer` that sends the records.
+    One log record with level WARNING names the settings that have no effect. `producer` is the
+    `aiokprod.Producer` that sends the records.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class AIOProducer:
         await self.producer.close()
 
     def __len__(self) -> int:
-        """Records without an outcome."""
+        """Return the number of records without an outcome."""
         return self._pending
 
     def __bool__(self) -> bool:
@@ -291,14 +291,14 @@ class AIOProducer:
             headers: a dict, or a list of pairs.
 
         Returns:
-            A future: `ProducedMessage`. It fails with a `KafkaException`; `.outcome` says whether
-            the record may be in the log. Cancelling it does not stop the record.
+            A future of `ProducedMessage`. It fails with a `KafkaException`, whose `.outcome` says
+            whether the record may be in the log. Cancelling the future does not stop the record.
 
         Raises:
             TypeError: a key, value or header has another type, or `on_delivery` is a coroutine
                 function; nothing was sent.
-            KafkaException (an `aiokprod.KafkaError`): see `aiokprod.Producer.submit`. Instead of a
-                BufferError the call waits for memory, up to max_block_ms.
+            KafkaException (an `aiokprod.KafkaError`): see `aiokprod.Producer.submit`. The call
+                waits for memory, up to max_block_ms, instead of raising BufferError.
 
         Cancellation of this coroutine: the record is not sent.
         """
@@ -353,10 +353,10 @@ class AIOProducer:
         return future
 
     async def flush(self, timeout: float = -1) -> int:
-        """Wait until every record produced before has its outcome.
+        """Wait until every record produced before this call has its outcome.
 
         Args:
-            timeout: seconds; no limit if it is negative.
+            timeout: limit in seconds; negative for no limit.
 
         Returns:
             The number of records without an outcome, 0 unless the timeout passed.
@@ -371,10 +371,10 @@ class AIOProducer:
         return self._pending
 
     async def poll(self, timeout: float = 0) -> int:
-        """Wait until a record has its outcome. The event loop calls callbacks without it.
+        """Wait until a record has its outcome. Callbacks are called even without calls of `poll`.
 
         Args:
-            timeout: seconds; negative waits without a limit while records have no outcome.
+            timeout: limit in seconds; negative for no limit while records have no outcome.
 
         Returns:
             The number of outcomes since the last call of `poll` or `flush`.
@@ -406,11 +406,11 @@ class AIOProducer:
     # -- metadata -------------------------------------------------------------------------------
 
     async def list_topics(self, topic: str | None = None, timeout: float = -1) -> ClusterMetadata:
-        """Brokers, and the partitions of one topic.
+        """Return the brokers, and the partitions of one topic.
 
         Args:
             topic: the topic; required, because a producer requests only the topics in use.
-            timeout: seconds; max_block_ms if it is negative.
+            timeout: limit in seconds; negative for max_block_ms.
 
         Raises:
             ConfigError: no topic is given.
@@ -431,7 +431,8 @@ class AIOProducer:
         return _cluster_metadata(self._watch.snapshot, name)
 
     async def cluster_id(self, timeout: float = -1) -> str | None:
-        """The id of the cluster; waits for metadata up to `timeout` seconds (max_block_ms)."""
+        """Return the id of the cluster. Waits for metadata up to `timeout` seconds, or max_block_ms
+        if `timeout` is negative."""
 
         async def fetch() -> None:
             await self.producer.start()
@@ -445,7 +446,7 @@ class AIOProducer:
         try:
             async with asyncio.timeout(_seconds(timeout)):
                 return await work
-        except KafkaError as error:  # first: KafkaTimeout is a TimeoutError too
+        except KafkaError as error:  # must come first, because KafkaTimeout is a TimeoutError
             raise as_theirs(error) from error.__cause__
         except TimeoutError:
             raise as_theirs(
@@ -470,7 +471,7 @@ class AIOProducer:
         await self._within("begin_transaction", self.producer.begin_transaction(), -1)
 
     async def commit_transaction(self, timeout: float = -1) -> None:
-        """Flush and commit. After a timeout call it again; `timeout` is in seconds.
+        """Flush and commit the transaction. After a timeout (in seconds), call this method again.
 
         Errors: see `aiokprod.Producer.commit_transaction`.
         """
@@ -479,7 +480,8 @@ class AIOProducer:
         )
 
     async def abort_transaction(self, timeout: float = -1) -> None:
-        """Abort; unsent records fail. Errors: see `aiokprod.Producer.abort_transaction`."""
+        """Abort the transaction; unsent records fail. Errors: see
+        `aiokprod.Producer.abort_transaction`."""
         await self._within(
             "abort_transaction", self.producer.abort_transaction(_seconds(timeout)), -1
         )

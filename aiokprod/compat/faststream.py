@@ -67,21 +67,21 @@ _DEFAULTS: Final = {
 
 _PUBLISH: Final = KafkaBroker.publish
 _PUBLISH_BATCH: Final = KafkaBroker.publish_batch
-"""FastStream's own methods: tests mock them, and instrumentations wrap them, in the class."""
+"""FastStream's original methods, to detect that tests mock or instrumentations wrap them."""
 
 
 class BatchMetadata(RecordMetadata):
-    """The result of `publish_batch`: partition and offset of its first record.
+    """The result of `publish_batch`: partition and offset of the first record.
 
     Attributes:
-        results: outcome of every record by its position, a `BulkResult`.
+        results: the outcome of every record by its position.
     """
 
     results: BulkResult
 
 
 class _Appending(BulkProgress):
-    """Waits until all messages of a `send_many` call are in batches, or refused."""
+    """Waits until every message of a `send_many` call is in a batch or was refused."""
 
     __slots__ = ("_read",)
 
@@ -94,11 +94,11 @@ class _Appending(BulkProgress):
         call.on_read = self._read.set
 
     async def wait(self, sending: asyncio.Task[Any]) -> None:
-        """Wait for the messages of the call that `sending` makes.
+        """Wait for the messages of the `send_many` call that the task `sending` runs.
 
         Raises: the error of the call, if it has sent nothing.
 
-        Cancellation: later messages are not appended.
+        Cancellation: no further messages are appended.
         """
         reading = asyncio.ensure_future(self._read.wait())
         try:
@@ -114,11 +114,11 @@ class _Appending(BulkProgress):
 
 
 class AiokprodFastProducer(AioKafkaFastProducerImpl):
-    """FastStream's producer, on `AIOKafkaProducer` of aiokprod.
+    """FastStream's producer, based on `AIOKafkaProducer` of aiokprod.
 
     Attributes:
         arguments: the arguments of `AIOKafkaProducer`, set before `connect`.
-        limit: the broker's `max_batch_size` if it has one, bytes.
+        limit: an explicit `max_batch_size` of the FastStream broker in bytes, or None.
     """
 
     arguments: Mapping[str, Any] = MappingProxyType({})
@@ -126,10 +126,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._unconfirmed: set[asyncio.Task[BatchMetadata]] = set()  # the loop has weak references
+        self._unconfirmed: set[asyncio.Task[BatchMetadata]] = set()  # strong references
 
     async def connect(self, producer: Any, *args: Any, **kwargs: Any) -> None:
-        """Start a producer of aiokprod instead of `producer`, which was not started."""
+        """Start a producer of aiokprod instead of `producer`, which has not been started."""
         await producer.stop()
         self.limit = self.arguments.get("max_batch_size")
         await super().connect(AIOKafkaProducer(**self.arguments), *args, **kwargs)
@@ -144,12 +144,11 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         """Send one message like FastStream, but with fewer coroutines.
 
         Returns:
-            `RecordMetadata`, or a future with it if `no_confirm` is set.
+            `RecordMetadata`, or a future of it if `no_confirm` is set.
 
         Raises: see `AIOKafkaProducer.send`.
 
-        Cancellation: the record is not sent if it is not in a batch yet; after that only the wait
-        ends.
+        Cancellation: a record that is not in a batch yet is not sent. Otherwise only the wait ends.
         """
         future = await (
             self.send(
@@ -199,7 +198,7 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         else:
             message, content_type = encode_message(body, self.serializer)
         producer: AIOKafkaProducer = self._producer.producer
-        # Keyword arguments like FastStream, because tests mock `send` and look at them.
+        # Pass keyword arguments like FastStream, because tests mock `send` and check them.
         return producer.send(
             topic=topic,
             value=message,
@@ -213,8 +212,8 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         """Send any number of messages, each to the partition of its key.
 
         Returns:
-            `BatchMetadata`, or a future with it if `no_confirm` is set: then the messages are in
-            batches. None, or a future with it, for no messages.
+            `BatchMetadata`, or a future of it if `no_confirm` is set, once the messages are in
+            batches. Without messages, None or a future of None.
 
         Raises:
             KafkaError: a message failed. `results` of the error contains the outcome of every
@@ -247,13 +246,13 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
         headers: dict[str, str],
         no_confirm: bool,
     ) -> Any:
-        """Send encoded messages: see `publish_batch`.
+        """Send encoded messages; see `publish_batch`.
 
         Args:
-            content_types: of each message; None if no message has one.
+            content_types: content type of each message; None if no message has a content type.
             size: total length of `values` in bytes.
-            keys: of each message; None if no message has one.
-            headers: those of every message.
+            keys: key of each message; None if no message has a key.
+            headers: the headers of every message.
         """
         producer: AIOKafkaProducer = self._producer.producer
         if not values:
@@ -292,10 +291,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
     async def _encoded(
         self, bodies: Sequence[Any]
     ) -> tuple[list[bytes], list[str | None] | None, int]:
-        """The bytes of each body; their content types, or None if no body has one; their total
-        length."""
+        """Return the bytes of each body, the content types (None if no body has a content type),
+        and the total length in bytes."""
         codec, serializer = self.codec, self.serializer
-        if type(codec) is DefaultCodec:  # encoding here saves a coroutine for each body
+        if type(codec) is DefaultCodec:  # encoding here avoids a coroutine for each body
             size = size_of_bytes(bodies)
             if size >= 0:
                 return list(bodies), None, size
@@ -309,9 +308,10 @@ class AiokprodFastProducer(AioKafkaFastProducerImpl):
 
 
 def _keys(cmd: KafkaPublishCommand, count: int) -> list[bytes | None] | None:
-    """The key of each message, see `KafkaPublishCommand.key_for`; None if no message has one."""
+    """Return the key of each message, or None if no message has a key. See
+    `KafkaPublishCommand.key_for`."""
     if not getattr(cmd, "_per_message_keys", True):
-        return None if cmd.key is None else [cmd.key] * count  # no message has its own
+        return None if cmd.key is None else [cmd.key] * count  # all messages have the same key
     return [cmd.key_for(position) for position in range(count)]
 
 
@@ -321,7 +321,7 @@ def _headers_by_content_type(
     shared = [(name, value.encode()) for name, value in headers.items()]
     typed: dict[str | None, Headers] = {"": shared, None: shared}
     for content_type in content_types - typed.keys():
-        assert content_type is not None  # `typed` has None
+        assert content_type is not None  # `typed` already contains None
         own = [] if "content-type" in headers else [("content-type", content_type.encode())]
         typed[content_type] = own + shared
     return typed
@@ -339,9 +339,9 @@ def _check_size(
 
     Args:
         values_size: total length of `values` in bytes.
-        typed: has every list of `headers`.
+        typed: contains every list of `headers`.
     """
-    # First compute the size of all records in one call: most batches are far below the limit.
+    # First compute an upper bound, which is fast: most batches are far below the limit.
     fixed = max(record_size(None, None, one) for one in typed.values())
     size = HEADER_SIZE + fixed * len(values) + values_size
     if size + sum(map(len, filter(None, keys or ()))) <= limit:
@@ -367,7 +367,7 @@ async def _send(
         failed.results = results  # type: ignore[attr-defined]
         raise failed from first.__cause__
     partition, offset = results.partition_and_offset(0)
-    assert partition is not None  # no error: every record has one
+    assert partition is not None  # every delivered record has a partition
     times = columns["timestamps_ms"]
     metadata = BatchMetadata(
         topic,
@@ -383,12 +383,12 @@ async def _send(
 
 
 class AiokprodBrokerConfig(KafkaBrokerConfig):
-    """FastStream's configuration, which creates the producer when the broker connects."""
+    """FastStream's configuration of a broker, which creates the producer on connect."""
 
     aiokprod_settings: dict[str, Any]
 
     async def connect(self, **connection_kwargs: Any) -> None:
-        """Connect like FastStream, but with the producer of aiokprod."""
+        """Connect like FastStream, but with aiokprod's producer."""
         given = {
             name: value
             for name, value in connection_kwargs.items()
@@ -407,8 +407,8 @@ class AiokprodBrokerConfig(KafkaBrokerConfig):
 
 
 class AiokprodKafkaBroker(KafkaBroker):
-    """FastStream's broker that does not create a `KafkaPublishCommand` for each message: only
-    middlewares and codecs of the application use it."""
+    """FastStream's broker without a `KafkaPublishCommand` for each message, which only middlewares
+    and codecs of the application use."""
 
     async def publish(  # type: ignore[override]  # FastStream's overloads
         self,
@@ -423,11 +423,11 @@ class AiokprodKafkaBroker(KafkaBroker):
         reply_to: str = "",
         no_confirm: bool = False,
     ) -> asyncio.Future[RecordMetadata] | RecordMetadata:
-        """Send one message: see `KafkaBroker.publish`."""
+        """Send one message; see `KafkaBroker.publish`."""
         producer = self._direct_producer()
         if (
             producer is None
-            or isinstance(message, Response)  # that may have a key
+            or isinstance(message, Response)  # a Response may have a key
             or KafkaBroker.publish is not _PUBLISH
         ):
             return await super().publish(
@@ -456,7 +456,7 @@ class AiokprodKafkaBroker(KafkaBroker):
         correlation_id: str | None = None,
         no_confirm: bool = False,
     ) -> Any:
-        """Send any number of messages: see `AiokprodFastProducer.publish_batch`."""
+        """Send any number of messages; see `AiokprodFastProducer.publish_batch`."""
         producer = self._direct_producer()
         size = -1 if producer is None else size_of_bytes(messages)
         if producer is None or size < 0 or KafkaBroker.publish_batch is not _PUBLISH_BATCH:
@@ -484,11 +484,11 @@ class AiokprodKafkaBroker(KafkaBroker):
         )
 
     def _direct_producer(self) -> AiokprodFastProducer | None:
-        """The producer, or None if messages have to pass through FastStream's command."""
+        """Return the producer, or None if messages need a `KafkaPublishCommand`."""
         config = self.config
         producer = config.producer
         if (
-            type(producer) is not AiokprodFastProducer  # FastStream's test broker has its own
+            type(producer) is not AiokprodFastProducer  # FastStream's test broker replaces it
             or type(producer.codec) is not DefaultCodec
             or config.broker_middlewares
         ):
@@ -498,7 +498,7 @@ class AiokprodKafkaBroker(KafkaBroker):
     def _headers(
         self, correlation_id: str | None, reply_to: str, headers: dict[str, str] | None
     ) -> dict[str, str]:
-        """The headers that `KafkaPublishCommand.headers_to_publish` returns, in its order."""
+        """Return the headers like `KafkaPublishCommand.headers_to_publish`, in the same order."""
         correlation_id = correlation_id or self.config.id_generator()
         merged = {"correlation_id": correlation_id} if correlation_id else {}
         if reply_to:
@@ -507,12 +507,12 @@ class AiokprodKafkaBroker(KafkaBroker):
 
 
 def use_aiokprod(broker: B, **settings: Any) -> B:
-    """Let `broker` publish through aiokprod. Call it before the broker is started.
+    """Make `broker` publish through aiokprod. Call this function before the broker is started.
 
     Args:
         broker: a `faststream.kafka.KafkaBroker`.
         settings: arguments of `aiokprod.compat.aiokafka.AIOKafkaProducer`; they take precedence
-            over those of the broker. FastStream's own defaults count as not given.
+            over the arguments of the broker. FastStream's defaults are ignored.
 
     Returns:
         The same broker.
@@ -521,7 +521,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     of its key. It raises BatchBufferOverflowException only if `max_batch_size` is given.
 
     Raises:
-        ConfigError: `broker` is not a KafkaBroker, or it is connected already.
+        ConfigError: `broker` is not a KafkaBroker, or is already connected.
     """
     if not isinstance(broker, KafkaBroker):
         raise ConfigError(
@@ -533,7 +533,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
     producer = AiokprodFastProducer(config.broker_parser, config.broker_decoder)
     config.producer = producer
     config.__class__ = AiokprodBrokerConfig
-    if type(broker) is KafkaBroker:  # a derived class may have its own `publish`
+    if type(broker) is KafkaBroker:  # a derived class may override `publish`
         broker.__class__ = AiokprodKafkaBroker  # type: ignore[assignment]  # a KafkaBroker
     if config.id_generator is gen_cor_id:
         config.id_generator = random_uuid
@@ -543,7 +543,7 @@ def use_aiokprod(broker: B, **settings: Any) -> B:
 
 
 class _BrokerTransaction(TransactionContext):
-    """Aborts a transaction that cannot be committed: a broker has no method for it."""
+    """Aborts a transaction that cannot be committed, because a broker has no method for that."""
 
     async def __aexit__(
         self,
@@ -567,16 +567,17 @@ class _BrokerTransaction(TransactionContext):
 
 
 def transaction(broker: KafkaBroker) -> TransactionContext:
-    """``async with transaction(broker)``: commit the messages that the block publishes at its end,
-    abort on an exception. A transaction that cannot be committed because a message failed is
-    aborted before that error is raised.
+    """Return a context manager for a transaction: ``async with transaction(broker)``. It commits
+    the published messages at the end of the block, or aborts on an exception. If a message failed,
+    the transaction is aborted and the error is raised.
 
     Args:
-        broker: connected, with a `transactional_id`. Only one task may have a transaction open.
+        broker: a connected broker with a `transactional_id`. Only one task may have a transaction
+            open.
 
     Raises:
         ConfigError: the broker does not publish through aiokprod, or is not connected.
-        IllegalOperation: it has no transactional_id, or a transaction is open (on entry).
+        IllegalOperation: on entry: the broker has no transactional_id, or a transaction is open.
     """
     producer = broker.config.broker_config.producer
     if not isinstance(producer, AiokprodFastProducer) or not producer:

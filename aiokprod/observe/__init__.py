@@ -1,7 +1,7 @@
 """Metrics and traces for other systems: Prometheus and OpenTelemetry.
 
-The modules need extras: `aiokprod.observe.prometheus` the extra `prometheus`,
-`aiokprod.observe.otel` the extra `otel`. Nothing here is imported by `aiokprod` itself.
+The modules need extras: `aiokprod.observe.prometheus` needs the extra `prometheus`,
+`aiokprod.observe.otel` needs the extra `otel`. `aiokprod` itself imports none of these modules.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class _HeaderSetter(Setter[list["Header"]]):
 
 class _HeaderGetter(Getter[Carrier]):
     def get(self, carrier: Carrier, key: str) -> list[str] | None:
-        """All values of a header; those that are not text are left out."""
+        """Return all values of a header, except those that are not text."""
         found = []
         for name, value in carrier:
             if name.lower() == key and value is not None:
@@ -46,10 +46,10 @@ _GETTER: Final = _HeaderGetter()
 
 
 class HeaderInjector:
-    """Adds the headers of a propagator to those of records.
+    """Adds the headers of a propagator to the headers of records.
 
     Args:
-        propagator: None uses the propagator that is the global one when a record is sent.
+        propagator: None uses the global propagator at the time a record is sent.
     """
 
     def __init__(self, propagator: TextMapPropagator | None) -> None:
@@ -62,15 +62,16 @@ class HeaderInjector:
     def added(
         self, context: Context, span: SpanContext, headers: tuple[Header, ...]
     ) -> tuple[Header, ...]:
-        """The headers and those of the context; the same headers if they contain a traceparent.
+        """Return the headers with those of the context added. Headers that already contain a
+        traceparent are returned unchanged.
 
         Args:
             span: the span of the context.
         """
         if headers and any(name == "traceparent" for name, _ in headers):
             return headers
-        # The headers are cached: a context never changes, W3C headers depend on nothing else, and
-        # most consecutive records are sent in the same context.
+        # Cache the headers: a context never changes, W3C headers depend on nothing else, and most
+        # consecutive records are sent in the same context.
         if context is not self._context:
             made = self._made(context, span)
             if not self._w3c:
@@ -83,8 +84,8 @@ class HeaderInjector:
         if propagator is not self._known:
             self._known = propagator
             self._w3c = "traceparent" in propagator.fields and propagator.fields <= _W3C
-        # If the context contains only the span, there is no baggage. The header is then written
-        # here, because the propagators take several times as long.
+        # If the context contains only the span, there is no baggage. Then write the header here,
+        # because the propagators take several times as long.
         if self._w3c and len(context) == 1 and span.is_valid and not span.trace_state:
             return (("traceparent", traceparent(span)),)
         made: list[Header] = []
@@ -93,7 +94,7 @@ class HeaderInjector:
 
 
 def traceparent(span: SpanContext) -> bytes:
-    """The header of W3C Trace Context."""
+    """Return the value of the W3C header `traceparent`."""
     return b"00-%032x-%016x-%02x" % (span.trace_id, span.span_id, span.trace_flags)
 
 
@@ -102,16 +103,16 @@ def extract(
     context: Context | None = None,
     propagator: TextMapPropagator | None = None,
 ) -> Context:
-    """The context that a producer has put into the headers of a record, for consumers::
+    """Return the context that a producer stored in the headers of a record. For consumers::
 
         with tracer.start_as_current_span("process orders", extract(record.headers)):
             ...
 
     Args:
         headers: (name, value) pairs, a mapping, or None.
-        context: the context to which the extracted values are added; None for an empty one, so that
-            a span of a record without headers starts a trace.
-        propagator: None uses the global one.
+        context: the context to which the extracted values are added; None for an empty context, so
+            that the span of a record without headers starts a trace.
+        propagator: None uses the global propagator.
 
     Returns:
         The context with the extracted values.

@@ -43,7 +43,7 @@ _SUFFIXES: Final = {"counter": "_total", "info": "_info"}
 
 
 def encode(families: Iterable[Metric]) -> bytes:
-    """The families as delimited messages `io.prometheus.client.MetricFamily`."""
+    """Return the families as delimited messages `io.prometheus.client.MetricFamily`."""
     return b"".join(map(_family, families))
 
 
@@ -57,8 +57,8 @@ def _family(family: Metric) -> bytes:
 
 
 def _grouped(family: Metric) -> Iterator[tuple[dict[str, str], list[Sample]]]:
-    """The samples of each set of labels; `le` and `quantile` are part of the value. Creation times
-    are left out."""
+    """Yield the samples of each set of labels. `le` and `quantile` are part of the value. Creation
+    times and the count and sum of gauge histograms are omitted."""
     groups: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in family.samples:
         if not sample.name.endswith(("_created", "_gsum", "_gcount")):

@@ -65,26 +65,28 @@ _COMMON: Final = {"messaging.system": "kafka", "messaging.operation.name": "send
 class Telemetry:
     """A plug-in that propagates the trace context, creates spans and records metrics.
 
-    Use one object for each producer. Without an active span nothing is done for a record. With one,
-    the record gets the headers of the propagator (traceparent, tracestate, baggage), unless it
-    already contains a traceparent. Spans are created only if the active span is sampled.
+    Use one object for each producer. A record that is sent without an active context is not
+    changed. Other records get the headers of the propagator (traceparent, tracestate, baggage),
+    unless they already contain a traceparent. Spans are created only if the active span is sampled.
 
     Args:
-        tracer_provider, meter_provider: None uses the global ones.
-        propagator: None uses the global one. If its fields are those of W3C Trace Context and
-            Baggage only, it is called once for consecutive records of the same span.
-        spans: "batch": a CLIENT span for each batch that has records of sampled spans. Its parent
-            is the span of the first of them, and it has links to at most 128. "record": a PRODUCER
-            span for each record, whose context is that in the headers. "off": headers only.
-        key_attribute: set messaging.kafka.message.key on record spans: keys in UTF-8 as text,
-            others in hexadecimal. Keys can be personal data, so they are left out by default.
+        tracer_provider, meter_provider: None uses the global provider.
+        propagator: None uses the global propagator. A propagator with the fields of W3C Trace
+            Context and Baggage only is called once for consecutive records of the same span.
+        spans: "batch" creates a CLIENT span for each batch with records of sampled spans. Its
+            parent is the first of these spans, and it has links to at most 128 of them. "record"
+            creates a PRODUCER span for each record, whose headers contain the context of this
+            span. "off" only adds headers.
+        key_attribute: set messaging.kafka.message.key on record spans, to the text of keys in UTF-8
+            and to hexadecimal digits for other keys. Keys can be personal data, so the attribute is
+            off by default.
         unix_ns: the wall clock, for the start of batch spans.
 
-    A record span ends when the record has its outcome, once. Failed spans have error.type, the name
-    of the error code or class, and aiokprod.outcome.
+    A record span ends once, when the record has its outcome. Failed spans have the attributes
+    error.type (the name of the error code or class) and aiokprod.outcome.
 
     Raises:
-        ConfigError: `spans` is none of these.
+        ConfigError: `spans` has another value.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Telemetry:
         self._nodes: dict[int, Node] = {}
 
     def configure(self, config: ProducerConfig) -> None:
-        """Take the client_id for the spans."""
+        """Store the client_id for the attributes of spans."""
         if config.client_id:
             self._client = {"messaging.client.id": config.client_id}
 
@@ -129,7 +131,7 @@ class Telemetry:
     def on_append(
         self, topic: str, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
     ) -> tuple[Sequence[Header], object | None] | None:
-        """Propagate the context; see `RecordPlugin`."""
+        """Add the headers of the context, and start a record span; see `RecordPlugin`."""
         context = get_current()
         if not context:
             return None
@@ -149,7 +151,7 @@ class Telemetry:
         try:
             context = set_span_in_context(span, context)
             return self._headers.added(context, span.get_span_context(), headers), span
-        except BaseException:  # the propagator failed; no outcome is reported without a token
+        except BaseException:  # the propagator failed; without a token, no outcome ends the span
             span.end()
             raise
 
@@ -160,7 +162,7 @@ class Telemetry:
         base_offset: int | None,
         error: KafkaError | None,
     ) -> None:
-        """End the spans of records, or create that of a batch; see `RecordPlugin`."""
+        """End the spans of records, or create a batch span; see `RecordPlugin`."""
         attributes = self._place(batch)
         if self._spans == "batch":
             attributes["messaging.batch.message_count"] = batch.core.record_count
@@ -179,8 +181,8 @@ class Telemetry:
     def on_record_unsent(
         self, topic: str, partition: int | None, token: object | None, error: KafkaError
     ) -> None:
-        """End the span of a record that never was in a batch, or create one; see `RecordPlugin`."""
-        if token is None:  # it failed before `on_append`, in the context of its caller
+        """End or create the span of a record that was not in a batch; see `RecordPlugin`."""
+        if token is None:  # the record failed before `on_append`, in the context of the caller
             token = get_current_span().get_span_context()
             if not token.trace_flags & 1 or self._spans == "off":
                 return
@@ -204,7 +206,7 @@ class Telemetry:
             self._measure(batch, asyncio.get_running_loop().time(), error)
 
     def on_metadata_updated(self, snapshot: ClusterSnapshot) -> None:
-        """Take the addresses of the brokers for the spans; see `Observer`."""
+        """Store the addresses of the brokers for the attributes of spans; see `Observer`."""
         self._nodes = dict(snapshot.nodes)
 
     # -- internals ------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Telemetry:
         return {**_COMMON, **self._client, "messaging.destination.name": topic}
 
     def _place(self, batch: BatchView) -> dict[str, Any]:
-        """Attributes of the partition, the broker and the attempts."""
+        """Return attributes for the partition, the broker and the number of attempts."""
         attributes: dict[str, Any] = {
             "messaging.destination.partition.id": str(batch.topic_partition.partition),
             "aiokprod.attempts": batch.attempts,

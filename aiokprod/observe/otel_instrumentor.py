@@ -1,6 +1,6 @@
-"""`AiokprodInstrumentor` adds a `Telemetry` to every new producer, without changes of the program.
+"""`AiokprodInstrumentor` adds a `Telemetry` to every new producer, without changes to the program.
 
-It is the entry point `aiokprod` of the group `opentelemetry_instrumentor`, so the command
+The class is the entry point `aiokprod` of the group `opentelemetry_instrumentor`, so the command
 `opentelemetry-instrument` finds it. Needs the extra `otel`.
 """
 
@@ -29,16 +29,16 @@ __all__ = ["AiokprodInstrumentor"]
 class AiokprodInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """Instruments aiokprod.
 
-    `instrument()` takes the arguments of `Telemetry`: tracer_provider, meter_provider, propagator,
-    spans and key_attribute. It applies to producers that are created afterwards, until
-    `uninstrument()`. Producers that already have a `Telemetry` are not changed.
+    `instrument()` accepts arguments of `Telemetry`: tracer_provider, meter_provider, propagator,
+    spans and key_attribute. It applies to producers that are created until `uninstrument()` is
+    called. Producers that already have a `Telemetry` are not changed.
     """
 
     # This is a list, because a function would become a method. The base class is a singleton.
     _originals: ClassVar[list[Callable[..., None]]] = []
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """No other package is instrumented, and aiokprod itself is installed."""
+        """Return no dependencies: no other package is instrumented, and aiokprod is installed."""
         return ()
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class AiokprodInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
         @functools.wraps(original)
         def instrumented(producer: Any, *args: Any, plugins: Any = (), **settings: Any) -> None:
-            if isinstance(plugins, Iterable):  # the producer refuses anything else
+            if isinstance(plugins, Iterable):  # the producer rejects anything else
                 plugins = list(plugins)
                 if not any(isinstance(one, Telemetry) for one in plugins):
                     plugins.append(Telemetry(**options))

@@ -1,4 +1,4 @@
-"""The metrics of producers for exporters of the OpenTelemetry SDK, without loss.
+"""Exports the metrics of producers through the OpenTelemetry SDK without loss.
 
 ::
 
@@ -8,9 +8,9 @@
     exporter = with_producers(OTLPMetricExporter(), producer)
     metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(exporter)]))
 
-The SDK does not accept histograms that were counted elsewhere. Therefore the metrics are added to
-its exports, histograms as exponential histograms with the buckets of the producer. Needs the extra
-`otel` and the package opentelemetry-sdk.
+The SDK does not accept histograms that were counted elsewhere. The metrics are therefore added to
+the SDK's exports, with exponential histograms that have the buckets of the producer. Needs the
+extra `otel` and the package opentelemetry-sdk.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def with_producers(
     *producers: Producer[Any, Any],
     unix_ns: Callable[[], int] = time.time_ns,
 ) -> MetricExporter:
-    """An exporter that exports the metrics of producers with those of the SDK.
+    """Return an exporter that exports the metrics of producers together with those of the SDK.
 
-    The metrics are added to the first resource of each export. The SDK exports nothing as long as
-    no instrument has a value; those of `Telemetry` have one after the first batch. Sums are
-    cumulative, even if the exporter prefers another temporality.
+    The metrics are added to the first resource of each export. The SDK exports nothing until an
+    instrument has a value; the instruments of `Telemetry` have values after the first batch. Sums
+    are cumulative, even if the exporter prefers another temporality.
 
     Args:
-        producers: the producers; the attribute messaging.client.id identifies each of them.
+        producers: the producers. The attribute messaging.client.id identifies each of them.
         unix_ns: the wall clock.
 
     Raises:
@@ -121,10 +121,10 @@ class _Exporter(MetricExporter):
 
 
 def scope_metrics(producer: Producer[Any, Any], *, start_ns: int, time_ns: int) -> ScopeMetrics:
-    """The current metrics of a producer.
+    """Return the current metrics of a producer.
 
     Args:
-        start_ns, time_ns: Unix times, begin and end of the counters.
+        start_ns, time_ns: start and end of the counters, in Unix ns.
     """
     values = producer.metrics(by=("topic", "node"))
     client = {"messaging.client.id": producer.client_id}
@@ -170,14 +170,14 @@ def _histogram(
         positive=Buckets(value["offset"], value["buckets"]),
         negative=_NO_BUCKETS,
         flags=0,
-        min=0.0,  # not known
+        min=0.0,  # the producer does not record minimums
         max=value["max"],
     )
 
 
 def _divided(metric: Definition, values: Mapping[str, Any]) -> Iterator[tuple[dict[str, str], Any]]:
-    """The values of a metric with the attribute by which it is divided. If it is divided, there is
-    no total."""
+    """Yield attributes and value of each data point of a metric. A metric that is divided by an
+    attribute has no total."""
     if metric.topic or metric.node:
         by, found = ("topic", values["topics"]) if metric.topic else ("node", values["nodes"])
         for name, counts in found.items():

@@ -7,10 +7,10 @@
 
     REGISTRY.register(collector(producer))
 
-A registry takes one collector: give it all producers of the process, and each application in tests
-a separate `CollectorRegistry`.
+A registry accepts only one collector, so pass all producers of the process to it. In tests, use a
+separate `CollectorRegistry` for each application.
 
-Needs the extra `prometheus`. docs/observability.md has examples and the names.
+Needs the extra `prometheus`. docs/observability.md contains examples and the names of metrics.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["PROTOBUF", "ProducerCollector", "collector", "exposition"]
 PROTOBUF: Final = (
     "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 )
-"""Content type of the format in which Prometheus reads native histograms."""
+"""Content type of the protobuf format, in which Prometheus reads native histograms."""
 
 _PER_OCTAVE: Final = 8
 
@@ -55,8 +55,8 @@ _BOUNDS: Final[dict[str, range]] = {
     "records": range(0, 17, 2),
     "": range(-5, 1),
 }
-"""Upper bounds of classic buckets by unit, as exponents of 2. They are bounds of the producer's own
-buckets, so the counts are exact."""
+"""Upper bounds of classic buckets by unit, as exponents of 2. They are also bounds of the
+producer's buckets, so the counts are exact."""
 
 _UNITS: Final = {"s": "seconds", "bytes": "bytes"}
 
@@ -67,15 +67,15 @@ def collector(
     max_topics: int = 200,
     native_histograms: bool = False,
 ) -> ProducerCollector:
-    """A collector for the metrics of some producers.
+    """Return a collector for the metrics of some producers.
 
     Args:
-        producers: their `client_id`s, which are a label of all metrics, must differ.
+        producers: producers with different `client_id`s, which are a label of all metrics.
         namespace: prefix of all names.
-        max_topics: number of topics of each producer that get separate label values: those that
-            were used first. All others are counted together as "(other)".
-        native_histograms: return native histograms too; for `exposition`, or the OpenMetrics 2 text
-            of prometheus_client. Its other text formats cannot express them.
+        max_topics: number of topics of each producer that get separate label values: the topics
+            that were used first. All others are counted together as "(other)".
+        native_histograms: also return native histograms, for `exposition` or for the OpenMetrics 2
+            text of prometheus_client. Other text formats of prometheus_client cannot contain them.
 
     Raises:
         ConfigError: no producer is given, two have the same client_id, or an argument is not valid.
@@ -97,8 +97,8 @@ def collector(
 class ProducerCollector(Collector):
     """See `collector`. May be used in any thread.
 
-    In a thread without an event loop it releases the GIL after each metric, so
-    that a scrape does not delay the loop by its whole duration.
+    In a thread without an event loop, `collect` releases the GIL after each metric, so that a
+    scrape does not delay the event loop by its whole duration.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class ProducerCollector(Collector):
         self._native = native_histograms
 
     def describe(self) -> Iterable[Family]:
-        """The names, for the registry's check of duplicates; without samples."""
+        """Return the metrics without samples, for the registry's check for duplicate names."""
         return [self._family(metric) for metric in METRICS]
 
     def collect(self) -> Iterator[Family]:
-        """The current values of all metrics."""
+        """Yield all metrics with their current values."""
         pause = _pause()
         found = []
         for producer in self._producers:
@@ -140,14 +140,14 @@ class ProducerCollector(Collector):
 
 
 Label = tuple[str, str]
-"""Name and value of the label by which a metric is divided; ("", "") if it is not."""
+"""Name and value of the label by which a metric is divided; ("", "") for an undivided metric."""
 
 
 class ProducerFamily(Family):
     """One metric with its values.
 
-    Its `samples` are created on access, because creating those of some hundred topics takes longer
-    than creating their text.
+    The `samples` are created on access, because for some hundred topics that takes longer than
+    creating the text.
 
     Attributes:
         rows: (suffix of the name, client_id, label, value of `le`, value) of each sample.
@@ -169,7 +169,7 @@ class ProducerFamily(Family):
         self._native = native
 
     def add(self, client_id: str, label: Label, value: Any) -> None:
-        """Add a value; for a histogram, the one in `producer.metrics()`."""
+        """Add a value of `producer.metrics()`: a number, or the dict of a histogram."""
         if self.type != "histogram":
             suffix = "_total" if self.type == "counter" else ""
             self.rows.append((suffix, client_id, label, "", value))
@@ -195,10 +195,10 @@ class ProducerFamily(Family):
 
     @samples.setter
     def samples(self, value: list[Sample]) -> None:
-        """Ignore the value: the base class sets it to an empty list."""
+        """Ignore the value, because the base class sets an empty list."""
 
     def text(self) -> str:
-        """The samples in Prometheus' text format."""
+        """Return the samples in Prometheus' text format."""
         name = self.name + ("_total" if self.type == "counter" else "")
         lines = [f"# HELP {name} {self.documentation}\n# TYPE {name} {self.type}\n"]
         for suffix, client_id, label, bound, value in self.rows:
@@ -225,13 +225,13 @@ def _escaped(text: str) -> str:
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """The metrics of a registry in the format that the scraper prefers.
+    """Return the metrics of a registry in the format that the scraper prefers.
 
     Args:
         accept: the Accept header of the request. If it contains Prometheus' protobuf format
             (feature native-histograms), the result has this format and contains the native
-            histograms of the collector. Otherwise it is the text that
-            `prometheus_client.generate_latest` returns, but takes less time.
+            histograms of the collector. Otherwise the result is the text that
+            `prometheus_client.generate_latest` would return, created in less time.
 
     Returns:
         The body of the response and its content type.
@@ -257,12 +257,12 @@ class _Fixed(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Family]:
-        """The families."""
+        """Return the families."""
         return self._families
 
 
 def native_histogram(value: Mapping[str, Any]) -> NativeHistogram:
-    """A histogram of `producer.metrics()` as a native histogram, without loss."""
+    """Convert a histogram of `producer.metrics()` to a native histogram, without loss."""
     counts: list[int] = value["buckets"]
     # Prometheus numbers a bucket by its upper bound, the producer by its lower bound.
     spans = [BucketSpan(value["offset"] + 1, len(counts))] if counts else None
@@ -281,7 +281,7 @@ def native_histogram(value: Mapping[str, Any]) -> NativeHistogram:
 def classic_buckets(
     value: Mapping[str, Any], exponents: Sequence[int]
 ) -> Iterator[tuple[str, int]]:
-    """Cumulative counts up to 2^e for each exponent, and up to infinity."""
+    """Yield `le` and the cumulative count up to 2^e for each exponent e, and up to infinity."""
     counts: list[int] = value["buckets"]
     cumulative = [0]
     for count in counts:
@@ -294,8 +294,8 @@ def classic_buckets(
 
 
 def _divided(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[Label, Any]]:
-    """The values of a metric with the label by which it is divided. If it is divided by topic or
-    broker, there is no total, which is the sum of the values."""
+    """Yield label and value of each sample of a metric. A metric that is divided by topic or broker
+    has no separate total, because that is the sum of the values."""
     if metric.topic:
         for topic, counts in values["topics"].items():
             yield ("topic", topic), counts[metric.name]
@@ -310,7 +310,7 @@ def _divided(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[Label,
 
 
 def _limited(topics: dict[str, dict[str, int]], limit: int) -> dict[str, dict[str, int]]:
-    """The first `limit` topics, and the sum of all others."""
+    """Return the first `limit` topics, and the sum of all others."""
     if len(topics) <= limit:
         return topics
     names = [name for name in topics if name != OTHER_TOPICS]
@@ -323,9 +323,10 @@ def _limited(topics: dict[str, dict[str, int]], limit: int) -> dict[str, dict[st
 
 
 def _pause() -> Callable[[], None]:
-    """The function to call between two metrics."""
+    """Return a function to call between two metrics. It releases the GIL in threads without an
+    event loop, and otherwise does nothing."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return partial(time.sleep, 0)  # no event loop in this thread: let another one run
+        return partial(time.sleep, 0)  # no event loop in this thread: other threads may run
     return lambda: None

@@ -1,8 +1,8 @@
 """Serializers with schemas, and CloudEvents; docs/serdes.md has examples.
 
-Avro and the validation of JSON Schema need the extra `registry`, CloudEvents the extra
-`cloudevents`. Their packages are imported when an object that needs them is created. Nothing here
-is imported by `aiokprod` itself.
+Avro and the validation of JSON Schema need the extra `registry`, and CloudEvents need the extra
+`cloudevents`. Packages of extras are imported when an object that needs them is created. `aiokprod`
+itself imports none of these modules.
 """
 
 from aiokprod.serdes._schema_serializer import (

@@ -1,4 +1,4 @@
-"""Imports of packages that are extras."""
+"""Imports packages that are installed as extras."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def extra(module: str, package: str, name: str, user: str) -> Any:
 
     Args:
         package: the package that contains the module.
-        name: the name of the extra; "" if the package is not in one.
-        user: the class or function that needs it, for the error.
+        name: the name of the extra; "" if the package is in no extra.
+        user: the class or function that needs the package, for the error.
 
     Raises:
         ConfigError: the package is not installed.

@@ -1,10 +1,10 @@
 """The common part of the serializers for Avro, JSON Schema and Protobuf: subjects, schema ids,
 framing.
 
-The frame of a topic identifies the schema for readers: `0x00` and the id (int32) before the data,
-or `0x01` and the GUID (16 bytes) in a header; for Protobuf both are followed by the indexes of the
-message. It is known after the first record of a topic, and from then on a serializer only encodes
-and joins.
+The frame of a topic identifies the schema for consumers: `0x00` and the id (int32) before the data,
+or `0x01` and the GUID (16 bytes) in a header. For Protobuf, the indexes of the message follow. The
+frame is known after the first record of a topic. From then on a serializer only encodes the data
+and adds the frame.
 
 Source: Confluent's "Formats, Serializers, and Deserializers" (wire format).
 """
@@ -31,7 +31,7 @@ from aiokprod.serializers import Field, PendingSchema, Serialized, SerializerPro
 Framing: TypeAlias = Literal["prefix", "header"]
 
 SubjectName: TypeAlias = Callable[[str, Field, str | None], str]
-"""A function of topic, "key" or "value", and the schema's full name (None if it has none)."""
+"""A function of topic, field ("key" or "value") and full name of the schema (None without name)."""
 
 HEADER_NAMES: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
 _DEEPEST: Final = 32
@@ -39,17 +39,17 @@ _DEEPEST: Final = 32
 
 
 def topic_name(topic: str, field: Field, record: str | None) -> str:
-    """The subject `<topic>-key` or `<topic>-value`: one type in each topic. The default."""
+    """Return the subject `<topic>-key` or `<topic>-value`: one type in each topic. The default."""
     return f"{topic}-{field}"
 
 
 def record_name(topic: str, field: Field, record: str | None) -> str:
-    """The subject `<full name of the schema>`, the same in all topics."""
+    """Return the subject `<full name of the schema>`, the same in all topics."""
     return _named(record)
 
 
 def topic_record_name(topic: str, field: Field, record: str | None) -> str:
-    """The subject `<topic>-<full name of the schema>`: several types in a topic."""
+    """Return the subject `<topic>-<full name of the schema>`: several types in a topic."""
     return f"{topic}-{_named(record)}"
 
 
@@ -64,8 +64,8 @@ class SchemaSerializer(ABC):
 
     Args:
         kind: the type of the schema: "AVRO", "JSON" or "PROTOBUF".
-        schema: the text that is looked up or registered.
-        name: full name of the schema.
+        schema: the schema text that is looked up or registered.
+        name: full name of the schema; None if it has no name.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class SchemaSerializer(ABC):
         return {**self.__dict__, "_users": 0}
 
     def configure(self, config: object) -> None:
-        """Called by a producer that uses the serializer."""
+        """Count a producer that uses the serializer."""
         self._users += 1
 
     def close(self) -> None:
-        """Called by the producer when it is closed: ends requests that no producer waits for."""
+        """Called when a producer is closed. The last call cancels the requests in progress."""
         self._users -= 1
         if self._users <= 0:
             self._preparing.abandon()
@@ -129,7 +129,7 @@ class SchemaSerializer(ABC):
         """Check the setting to which the serializer is passed.
 
         Raises:
-            ConfigError: it was created for the other field.
+            ConfigError: the serializer was created for the other field.
         """
         if field != self.field:
             raise ConfigError(
@@ -140,10 +140,10 @@ class SchemaSerializer(ABC):
     def serialize(
         self, topic: str, headers: Sequence[Header], data: Any
     ) -> Serialized | PendingSchema:
-        """Return the framed bytes; an awaitable of them while the schema's id is not known.
+        """Return the framed bytes, or an awaitable of them while the schema's id is not known.
 
-        With framing "header" the GUID is appended to `headers`, a list; headers of that name are
-        removed from it.
+        With framing "header", the GUID replaces headers of its name in `headers`, which must be a
+        list.
 
         Raises:
             SerializerProblem: data do not match the schema, or the registry rejects the schema.
@@ -170,12 +170,12 @@ class SchemaSerializer(ABC):
             await self._preparing.result(topic, partial(self._prepared, topic))
 
     def _begin(self, topic: str) -> None:
-        """Send a request to the registry, unless one is in progress."""
+        """Send a request to the registry, unless a request is in progress."""
         self._preparing.start(topic, partial(self._prepared, topic))
 
     @abstractmethod
     def _encode(self, frame: bytes, data: Any) -> bytes:
-        """`frame` and the data.
+        """Return `frame` followed by the encoded data.
 
         Raises:
             SerializerProblem: data do not match the schema.
@@ -183,14 +183,14 @@ class SchemaSerializer(ABC):
 
     @abstractmethod
     def _use_references(self, found: list[tuple[SchemaReference, RegisteredSchema]]) -> None:
-        """Called before the first record with the schemas to which this one refers, each after
-        those to which it refers itself; not called if there are none."""
+        """Store the schemas to which this schema refers, directly or indirectly. Each follows the
+        schemas to which it refers. Called before the first record, if there are references."""
 
     async def _own_references(self, topic: str) -> tuple[SchemaReference, ...]:
         return self._references
 
     def _suffix(self) -> bytes:
-        """The bytes that follow the id or the GUID."""
+        """Return the bytes that follow the id or the GUID."""
         return b""
 
     def _lookup(
@@ -218,7 +218,7 @@ class SchemaSerializer(ABC):
         return name
 
     async def _prepared(self, topic: str) -> bytes:
-        """Find the frame of a topic."""
+        """Return the frame of a topic after looking up or registering the schema."""
         subject = self._subject_of(topic)
         references = await self._own_references(topic)
         found = await self.registry.registered(self._lookup(subject, self._schema, references))
@@ -237,7 +237,8 @@ class SchemaSerializer(ABC):
     async def _resolved(
         self, references: tuple[SchemaReference, ...]
     ) -> list[tuple[SchemaReference, RegisteredSchema]]:
-        """The schemas that are referred to, directly or indirectly, in the order of their use."""
+        """Return the direct and indirect references with their schemas, each after the schemas to
+        which it refers."""
         found: dict[tuple[str, str, int], tuple[SchemaReference, RegisteredSchema]] = {}
 
         async def add(one: SchemaReference, depth: int) -> None:
@@ -261,8 +262,8 @@ class SchemaSerializer(ABC):
         return [*found.values()]
 
     def _add_header(self, headers: Sequence[Header], frame: bytes) -> None:
-        """Append the frame as a header. Headers of that name are removed: readers use the first
-        one, which may come from another record whose headers were passed on."""
+        """Append the frame as a header and remove other headers of this name. Consumers read the
+        first one, which may come from another record whose headers were forwarded."""
         assert isinstance(headers, list)
         name = self._header_name
         if headers:
@@ -288,12 +289,12 @@ class _PendingRecord(PendingSchema):
         serializer = self._serializer
         await serializer.warm(self._topic)
         result = serializer.serialize(self._topic, self._headers, self._data)
-        # The frame may have been dropped if more topics than `Registry.cache` are used at the same
+        # The frame may have been dropped if more than `Registry.cache` topics are used at the same
         # time.
         return await result if isinstance(result, PendingSchema) else result
 
     def missing(self) -> SchemaMissing:
-        """Send a request to the registry, unless one is in progress."""
+        """Send a request to the registry, unless a request is in progress."""
         serializer = self._serializer
         serializer._begin(self._topic)
         return SchemaMissing(
@@ -304,7 +305,7 @@ class _PendingRecord(PendingSchema):
 
 
 def _described(error: Exception) -> RepeatableProblem:
-    """The error for an exception while the schema was prepared."""
+    """Return the error for an exception that was raised while preparing the schema."""
     if isinstance(error, (ConfigError, SerializerProblem)):
         return RepeatableProblem(str(error))
     return RepeatableProblem(f"the schema cannot be used ({type(error).__name__})")

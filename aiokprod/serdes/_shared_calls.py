@@ -1,5 +1,5 @@
-"""Calls for which several tasks wait: one call for each key and event loop. A failure is remembered
-for a second."""
+"""Calls whose result several tasks share: one call for each key and event loop. A failure is
+remembered for a second."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 _FAILURE_KEPT_S: Final = 1.0
-"""Seconds for which a failure is remembered, so that records with a schema that the registry does
-not have do not cause a request each."""
+"""Seconds for which a failure is remembered. Otherwise every record with a schema that the registry
+does not have would cause a request."""
 
 
 _ABANDONED: Final = "the request was abandoned"
 
 
 class RepeatableProblem(SerializerProblem):
-    """A problem of which each of several tasks gets a copy."""
+    """A problem that can be copied, so that each waiting task gets a separate error."""
 
     def copy(self) -> RepeatableProblem:
-        """An equal error without traceback."""
+        """Return an equal error without traceback."""
         fresh = type(self)(*self.args)
         fresh.retriable = self.retriable
         return fresh
@@ -36,10 +36,10 @@ class _Call(Generic[R]):
     """A call in progress.
 
     Attributes:
-        waiters: a future of each task that waits. They get the result or the error, and never an
-            exception. `asyncio.shield` of one future would also work, but if thousands of records
-            reach their deadline at the same time, each removal of a callback would search all of
-            them.
+        waiters: a future for each waiting task. Its result is the result or the error of the call;
+            an exception is never set. `asyncio.shield` of a single future would also work. But if
+            thousands of records reach their deadline at the same time, each removal of a callback
+            would search all callbacks.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,13 @@ class _Call(Generic[R]):
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Cancel its task, if it was begun."""
+        """Cancel the task, if it was started."""
         if self.task is not None:
             self.task.cancel()
 
 
 class _LoopCalls(Generic[K, R]):
-    """The calls of one event loop, and recent failures with the loop time until which they are
-    remembered."""
+    """The calls of one event loop, and recent failures with the loop time at which they expire."""
 
     def __init__(self) -> None:
         self.running: dict[K, _Call[R]] = {}
@@ -65,9 +64,9 @@ class SharedCalls(Generic[K, R]):
     """Calls by key.
 
     Args:
-        limit: number of failures that are remembered.
-        keeps_running: a call for which no task waits any longer continues until `abandon`;
-            otherwise it is cancelled.
+        limit: maximum number of failures that are remembered.
+        keeps_running: True if a call continues until `abandon` when no task waits for it any
+            longer. Otherwise it is cancelled then.
         describe: returns the error for an exception other than `RepeatableProblem`.
     """
 
@@ -89,8 +88,8 @@ class SharedCalls(Generic[K, R]):
         self.__init__(*state)  # type: ignore[misc]
 
     def failure(self, key: K) -> RepeatableProblem | None:
-        """A copy of the error of the last call, if it ended less than a second ago. None without a
-        running loop."""
+        """Return a copy of the error of the last call if it failed less than a second ago, or None.
+        Without a running loop, return None."""
         loop = _running_loop()
         if loop is None:
             return None
@@ -110,27 +109,28 @@ class SharedCalls(Generic[K, R]):
         make: Callable[[], Awaitable[R]],
         waiter: asyncio.Future[R | RepeatableProblem] | None = None,
     ) -> _Call[R]:
-        """Begin the call, unless it is in progress. `waiter` gets its outcome."""
+        """Start the call, unless it is in progress. `waiter` gets the outcome."""
         loop = asyncio.get_running_loop()
         calls = self._calls(loop)
         call = calls.running.get(key)
         if call is None:
             call = calls.running[key] = _Call()
         if waiter is not None:
-            call.waiters[waiter] = None  # before the task, which may be eager, and end in its start
-        if call.task is None:  # the call is new, or a signal handler raised where it was begun
+            call.waiters[waiter] = None  # before the task: an eager task may end while it starts
+        if call.task is None:  # the call is new, or a signal handler interrupted its start
             call.task = loop.create_task(
                 self._run(calls, key, call, make), name="aiokprod-schema-lookup"
             )
-            # Not in `_run`: a task that is cancelled before its first step runs nothing of it.
+            # `_run` cannot do this, because it does not run if the task is cancelled before its
+            # first step.
             call.task.add_done_callback(partial(self._end_abandoned, calls, key, call))
         return call
 
     async def result(self, key: K, make: Callable[[], Awaitable[R]]) -> R:
-        """Wait for the call; begin it unless it is in progress.
+        """Wait for the call and return its result. Start the call unless it is in progress.
 
         Raises:
-            RepeatableProblem: it failed, perhaps less than a second ago.
+            RepeatableProblem: the call failed, or an earlier call failed less than a second ago.
         """
         failure = self.failure(key)
         if failure is not None:
@@ -142,15 +142,15 @@ class SharedCalls(Generic[K, R]):
         finally:
             call.waiters.pop(waiter, None)
             if not call.waiters and not self._keeps_running:
-                call.cancel()  # has no effect if it has ended
-                # The next task that needs this result begins a new call.
+                call.cancel()  # has no effect if the call has ended
+                # The next task that needs this result starts a new call.
                 self._forget(self._calls(asyncio.get_running_loop()), key, call)
         if isinstance(answer, RepeatableProblem):
             raise answer.copy()
         return answer
 
     def abandon(self) -> None:
-        """Cancel the calls of the running loop; waiting tasks get an error."""
+        """Cancel the calls of the running loop. Waiting tasks get an error."""
         loop = _running_loop()
         if loop is None:
             return

@@ -26,18 +26,19 @@ _NAMED: Final = ("record", "error", "enum", "fixed")
 class AvroSerializer(SchemaSerializer):
     """Encodes dicts, and other data that fastavro accepts for a schema, as Avro.
 
-    The bytes are those of confluent-kafka's `AvroSerializer` and of Java's `KafkaAvroSerializer`: a
-    schema that is only "bytes" is written without a length.
+    The encoding is the same as that of confluent-kafka's `AvroSerializer` and Java's
+    `KafkaAvroSerializer`, which write data of the primitive schema "bytes" without a length.
 
     Args:
         schema: the schema as JSON text or as the result of `json.loads`.
-        convert: called with each key or value first, for instance `dataclasses.asdict`.
+        convert: called with each key or value before it is encoded, for instance
+            `dataclasses.asdict`.
         references: references to named types that the schema uses but does not define.
         field: "key" or "value".
         subject: function of topic, field and the full name of the schema, or a fixed name.
         register: register the schema if the registry does not have it. If False, a missing schema
             is an error.
-        normalize: let the registry compare schemas without regard to their order and layout.
+        normalize: make the registry ignore order and layout when it compares schemas.
         framing: write the id before the data, or the GUID in a header.
         strict: reject data with fields that the schema does not have, or without a field that has a
             default.
@@ -63,7 +64,7 @@ class AvroSerializer(SchemaSerializer):
         text = schema if isinstance(schema, str) else json.dumps(schema)
         text = text.strip()
         if text[:1] not in ("{", "["):
-            # The name of a primitive type, in quotes or not.
+            # The text is the name of a primitive type, with or without quotes.
             text = f'{{"type":{text if text[:1] == chr(34) else json.dumps(text)}}}'
         try:
             self._document = json.loads(text)
@@ -97,7 +98,7 @@ class AvroSerializer(SchemaSerializer):
         try:
             return parse_schema(self._document, named)
         except Exception as error:
-            # The text contains the schema, which is no secret, but long: cut it below.
+            # The text contains the schema, which is not secret but may be long. It is cut below.
             text = f"{type(error).__name__}: {error}"
         raise ConfigError(f"AvroSerializer(schema=...): is not a valid Avro schema: {text[:200]}")
 
@@ -124,7 +125,8 @@ class AvroSerializer(SchemaSerializer):
             return out.getvalue()
         except Exception as error:
             failure = type(error).__name__
-        # Raise this outside the block above: the text of fastavro's error contains the data.
+        # Raise this outside the `except` block, so that fastavro's error, whose text contains the
+        # data, is not chained.
         raise SchemaMismatch(self._mismatch(data, failure))
 
     def _mismatch(self, data: Any, failure: str) -> str:
@@ -144,7 +146,7 @@ class AvroSerializer(SchemaSerializer):
 
 
 def _full_name(document: Any) -> str | None:
-    """The full name of a named type; None for any other schema."""
+    """Return the full name of a named type, or None for any other schema."""
     if not isinstance(document, dict) or document.get("type") not in _NAMED:
         return None
     name, namespace = document.get("name"), document.get("namespace")

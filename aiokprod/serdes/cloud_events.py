@@ -22,11 +22,11 @@ Mode = Literal["binary", "structured"]
 def event_record(
     event: Any, *, mode: Mode = "binary", format: Any = None
 ) -> tuple[bytes | str | None, bytes | None, list[Header]]:
-    """Key, value and headers of the record for an event, for `submit` and `send_many`.
+    """Return key, value and headers of the record for an event, for `submit` and `send_many`.
 
-    In binary mode the attributes are headers (`ce_id`, `ce_type`, ...) and the value is the event's
-    data, or null if it has none; in structured mode the value is the whole event. The key is the
-    extension attribute `partitionkey`, or None without it.
+    In binary mode, the attributes are headers (`ce_id`, `ce_type`, ...) and the value is the data
+    of the event, or null without data. In structured mode, the value is the whole event. The key is
+    the extension attribute `partitionkey`, or None without this attribute.
 
     Args:
         event: a `CloudEvent` of cloudevents 2.
@@ -56,7 +56,8 @@ def event_record(
     except Exception as error:
         failure = type(error).__name__
     if failure:
-        # Raise this outside the block above: the text of the error may contain the event's data.
+        # Raise this outside the `except` block, so that the error, whose text may contain the
+        # event's data, is not chained.
         raise SerializationError(f"the event cannot be encoded ({failure})")
     value = message.value
     if mode == "binary" and event.get_data() is None:
@@ -76,7 +77,7 @@ async def send_event(
     """Send an event and wait for its acknowledgment, like `Producer.send`.
 
     Args:
-        producer: a producer without a `value_serializer`: the format encodes the event's data.
+        producer: a producer without a `value_serializer`, because the format encodes the event.
         mode: "binary" (attributes in headers) or "structured" (the whole event in the value).
         key: the key of the record; None for the event's extension attribute `partitionkey`, which
             is encoded as UTF-8 if the producer has no `key_serializer`.

@@ -1,5 +1,5 @@
-"""Serializers of confluent-kafka in an aiokprod producer, for features that aiokprod's serializers
-lack: rules, encryption of fields, the latest version of a subject."""
+"""Adapts serializers of confluent-kafka, for features that aiokprod's serializers lack: rules,
+encryption of fields, and the latest version of a subject."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ConfluentSerializer:
     """Calls a serializer of confluent-kafka.
 
     An asynchronous serializer (`await AsyncAvroSerializer(...)`) is awaited for each record. A
-    synchronous one blocks in any call that has to send a request. Therefore its first call for a
-    topic runs in a thread, one at a time for each event loop. Later calls run on the event loop,
-    because its cache then has the schema.
+    synchronous serializer blocks when it has to send a request. Its first call for a topic
+    therefore runs in a thread, one call at a time for each event loop. Later calls run on the event
+    loop, because the serializer has then cached the schema.
 
     Args:
-        inner: called as `inner(data, context)`; returns bytes, None or an awaitable of them.
+        inner: called as `inner(data, context)`; returns bytes, None or an awaitable of either.
         field: "key" or "value".
         always_in_thread: run all calls of a synchronous serializer in a thread. Set this for
             serializers that may send requests later, for instance with `use.latest.version` or
@@ -77,7 +77,7 @@ class ConfluentSerializer:
         """Check the setting to which the serializer is passed.
 
         Raises:
-            ConfigError: it was created for the other field.
+            ConfigError: the serializer was created for the other field.
         """
         if field != self.field:
             raise ConfigError(
@@ -88,11 +88,11 @@ class ConfluentSerializer:
     def serialize(
         self, topic: str, headers: Sequence[Header], data: Any
     ) -> Serialized | Awaitable[Serialized]:
-        """Return the result of the inner serializer, or an awaitable of it.
+        """Return the result of the inner serializer, or an awaitable of the result.
 
         Raises:
-            RegistryError: the registry rejected the request.
-            Exception: another exception of the inner serializer.
+            RepeatableProblem: the registry rejected the request.
+            Others: other exceptions of the inner serializer.
         """
         context = self._context(topic, self.field, headers)
         if self._is_async:
@@ -131,7 +131,7 @@ class ConfluentSerializer:
 
 
 def _translated(error: Exception) -> Exception:
-    """A `RegistryError` for an error of the registry; other errors unchanged."""
+    """Return a `RepeatableProblem` for an error of the registry. Return other errors unchanged."""
     status = getattr(error, "http_status_code", None)
     code = getattr(error, "error_code", None)
     if type(status) is not int:

@@ -23,22 +23,22 @@ __all__ = ["JsonSchemaSerializer"]
 class JsonSchemaSerializer(SchemaSerializer):
     """Encodes objects as JSON and validates the encoded documents.
 
-    The bytes are those of confluent-kafka's `JSONSerializer` for documents of the types of JSON,
-    if both use the same library: by default both take orjson if it is installed.
+    For documents of JSON types, the bytes are the same as those of confluent-kafka's
+    `JSONSerializer`, if both use the same library. By default, both use orjson if it is installed.
 
     Args:
         schema: the schema as JSON text or as the result of `json.loads`.
         validate: check every document. This takes most of the time of a record.
-        encoder: encodes the documents, and so decides which other types may be sent; default:
+        encoder: encodes the documents and determines the other types that are accepted; default:
             `JsonSerializer(backend="auto")`.
-        convert: called with each key or value first.
+        convert: called with each key or value before it is encoded.
         references: references for the names in `$ref`. All other names must be defined in the
-            schema itself: no other schema is fetched.
+            schema itself, because no other schema is fetched.
         field: "key" or "value".
         subject: function of topic, field and the schema's `title`, or a fixed name.
         register: register the schema if the registry does not have it. If False, a missing schema
             is an error.
-        normalize: let the registry compare schemas without regard to their order and layout.
+        normalize: make the registry ignore order and layout when it compares schemas.
         framing: write the id before the data, or the GUID in a header.
 
     Raises:
@@ -95,7 +95,7 @@ class JsonSchemaSerializer(SchemaSerializer):
             self._make_validator()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_validator": None}  # which cannot be pickled
+        return {**super().__getstate__(), "_validator": None}  # a validator cannot be pickled
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -114,8 +114,7 @@ class JsonSchemaSerializer(SchemaSerializer):
             ) from None
 
     def _make_validator(self) -> None:
-        """Create the validator, unless nothing is validated or schemas that are referred to are
-        missing."""
+        """Create the validator, unless validation is off or referenced schemas are missing."""
         if not self._validates or self._referred is None:
             return
         from jsonschema.validators import validator_for
@@ -123,8 +122,7 @@ class JsonSchemaSerializer(SchemaSerializer):
         from referencing import Resource
         from referencing.jsonschema import DRAFT7
 
-        # The registry gets no function that retrieves: a schema must not make the producer request
-        # URLs.
+        # Pass no `retrieve` function, because a schema must not make the producer request URLs.
         resources: Any = Resources()
         for name, document in self._referred.items():
             resource = Resource.from_contents(document, default_specification=DRAFT7)
@@ -151,7 +149,8 @@ class JsonSchemaSerializer(SchemaSerializer):
             raise
         except Exception as error:
             failure = type(error).__name__
-        # Raise this outside the block above: the text of the error may contain the data.
+        # Raise this outside the `except` block, so that the error, whose text may contain the data,
+        # is not chained.
         raise SchemaMismatch(f"the data cannot be encoded as JSON ({failure})")
 
     def _validate(self, encoded: bytes) -> None:
@@ -167,8 +166,7 @@ class JsonSchemaSerializer(SchemaSerializer):
         else:
             if error is None:
                 return
-            # Use the path in the schema, because that in the document may contain keys of the
-            # document.
+            # Use the path in the schema, because the path in the document may contain its keys.
             place = "/".join(map(str, error.absolute_schema_path))
             text = (
                 f"the document does not match the schema {self._name or 'without title'}: {place}"

@@ -1,8 +1,8 @@
 """Serializers of typed models, without a registry: msgspec and pydantic.
 
-`JsonSerializer` encodes their objects too. The serializers here check that each record has the
-type, convert dicts to it, and use the encoder of the library without a Python function for each
-object.
+`JsonSerializer` encodes objects of both libraries too. The serializers here check the type of each
+record, convert dicts to the type, and use the library's encoder without calling a Python function
+for each object.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Format = Literal["json", "msgpack"]
 class MsgspecSerializer:
     """Encodes objects of one type, such as a `msgspec.Struct`, as JSON or MessagePack.
 
-    An object of the type is encoded without a check: msgspec does not check the fields of a struct.
-    A dict or list is converted to the type, which checks it.
+    An object of the type is encoded without a check, because msgspec does not check the fields of a
+    struct. A dict or list is converted to the type, which checks the fields.
 
     Args:
         kind: a class, or a union of classes such as `Created | Deleted`.
@@ -75,7 +75,7 @@ class MsgspecSerializer:
         try:
             return self._convert(data, self.kind)
         except self._invalid as error:
-            # Use only the path in the text, which names fields of the type: the rest may quote
+            # Use only the path in the text. It names fields of the type, but the rest may quote
             # data.
             _, found, path = str(error).rpartition(" - at `")
             place = f" at {path.removesuffix('`')}" if found else ""
@@ -85,7 +85,7 @@ class MsgspecSerializer:
 
 
 def _classes(kind: Any) -> tuple[type, ...]:
-    """The classes of a class or of a union; empty if it is something else."""
+    """Return the class itself or the classes of a union; empty for anything else."""
     parts = get_args(kind) if _is_union(kind) else (kind,)
     return (
         parts
@@ -107,7 +107,7 @@ class PydanticSerializer:
     Args:
         model: a subclass of `pydantic.BaseModel`.
         by_alias: write fields under their aliases.
-        exclude_none, exclude_unset: leave such fields out.
+        exclude_none, exclude_unset: omit fields that are None or were not set.
 
     Raises:
         ConfigError: `model` is not such a class, or pydantic 2 is not installed.
@@ -149,7 +149,7 @@ class PydanticSerializer:
                 raise WrongType(f"expected {name} or a dict, not {type(data).__name__}")
             data = self._validated(data)
         try:
-            # A derived model has further fields, which its own serializer knows.
+            # Use the serializer of the data's class, because a derived model has further fields.
             encode = self._encode if type(data) is self.model else _encode_of(data)
             encoded: bytes = encode(data, **self._options)
             return encoded
@@ -167,8 +167,8 @@ class PydanticSerializer:
         raise SchemaMismatch(f"it does not match {self.model.__name__}: {text}")
 
     def _mismatch(self, error: Any) -> str:
-        """Names the invalid fields and the kinds of errors; the rest of the error may contain
-        data."""
+        """Return the names of the invalid fields and the kinds of errors. The rest of the error may
+        contain data."""
         fields = self.model.model_fields
         known = {*fields, *(one.alias for one in fields.values())}
         found = []

@@ -1,4 +1,4 @@
-"""Protobuf with a Schema Registry. Needs the package protobuf, which generated classes need."""
+"""Protobuf with a Schema Registry. Needs the package protobuf, as generated classes do."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _BUILT_IN: Final = ("google/protobuf/", "google/type/", "confluent/")
 class ProtobufSerializer(SchemaSerializer):
     """Encodes messages of one generated class.
 
-    The bytes are those of confluent-kafka's `ProtobufSerializer`. The schema is the descriptor of
-    the file that defines the message, in base64, which Confluent's registry also accepts; the files
-    that it imports are separate schemas, with their path as the subject.
+    The encoding is the same as that of confluent-kafka's `ProtobufSerializer`. The schema is the
+    base64-encoded descriptor of the file that defines the message, which Confluent's registry also
+    accepts. Each file that it imports is a separate schema, with the path of the file as subject.
 
     Args:
         message_type: a class that `protoc` has generated.
-        schema: the text of the .proto file, for registries that do not accept descriptors; then
-            the files that it imports are in `references`.
+        schema: the text of the .proto file, for registries that do not accept descriptors. Imported
+            files must then be given as `references`.
         references: imported files; None to look them up, and with `register` to register them.
-        deterministic: write the entries of maps in a fixed order. Set it for keys with maps:
-            otherwise equal keys may have different bytes, and so different partitions.
+        deterministic: write the entries of maps in a fixed order. Set this for keys with maps,
+            because equal keys could otherwise have different bytes and so different partitions.
         field: "key" or "value".
         subject: function of topic, field and the full name of the message, or a fixed name.
         register: register the schema if the registry does not have it. If False, a missing schema
             is an error.
-        normalize: let the registry compare schemas without regard to their order and layout.
+        normalize: make the registry ignore order and layout when it compares schemas.
         framing: write the id before the data, or the GUID in a header.
 
     Raises:
@@ -109,7 +109,7 @@ class ProtobufSerializer(SchemaSerializer):
         return self._indexes
 
     def _use_references(self, found: list[tuple[SchemaReference, RegisteredSchema]]) -> None:
-        """Does nothing: the generated class contains everything that is needed."""
+        """Do nothing, because the generated class contains all imported types."""
 
     async def _resolved(
         self, references: tuple[SchemaReference, ...]
@@ -122,7 +122,8 @@ class ProtobufSerializer(SchemaSerializer):
         return await self._imports(self._descriptor.file)
 
     async def _imports(self, file: Any) -> tuple[SchemaReference, ...]:
-        """The references of a file, each looked up under its path, after its own references."""
+        """Return the references of a file. Each imported file is looked up under its path, after
+        the files that it imports."""
         found = []
         for one in _imported(file):
             own = await self._imports(one)
@@ -163,8 +164,8 @@ def _encoded(file: Any) -> str:
 
 
 def message_indexes(descriptor: Any) -> bytes:
-    """The position of the message in its file: the number of indexes and each of them as zigzag
-    varints; a single 0 for the first message of the file."""
+    """Return the position of the message in its file, as zigzag varints: the number of indexes and
+    each index, or a single 0 for the first message of the file."""
     path: list[int] = []
     while descriptor is not None:
         parent = descriptor.containing_type
@@ -180,7 +181,7 @@ def message_indexes(descriptor: Any) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """A varint of a number that is not negative."""
+    """Return a number that is not negative as a zigzag varint."""
     number <<= 1
     out = bytearray()
     while number > 0x7F:

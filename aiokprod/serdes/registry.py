@@ -1,9 +1,9 @@
 """A client for the part of the Confluent Schema Registry's REST API that a producer needs.
 
 Requests run in worker threads, at most `_MAX_REQUESTS` at a time, with `http.client` of the
-standard library. There is one request for each schema, so an HTTP package and its pool of
-connections would have no benefit. Only the configured servers are requested, without redirects, and
-error texts contain nothing of their responses.
+standard library. Each schema needs only one request, so an HTTP package with a connection pool
+would have no benefit. Requests are sent to the configured servers only, redirects are not followed,
+and error texts contain no part of a response.
 
 Source: Confluent's "Schema Registry API Reference".
 """
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _MAX_REQUESTS: Final = 4
-"""Maximum number of concurrent requests of one event loop, and of threads that hang in name
+"""Maximum number of concurrent requests of one event loop, including threads that hang in name
 resolution."""
 _MAX_ANSWER: Final = 16 << 20
 _ATTEMPTS: Final = 3
@@ -79,13 +79,13 @@ _BY_STATUS: Final = {
 
 
 class RegistryError(RepeatableProblem):
-    """The cause of a `SerializationError`: there is no schema id.
+    """The cause of a `SerializationError` if the registry did not return a schema id.
 
     Attributes:
         subject: subject of the schema.
         status: HTTP status; None if there was no response.
-        code: `error_code` of the response, such as 40401; None if it has none.
-        retriable: the same request may succeed later.
+        code: `error_code` of the response, such as 40401; None without an error code.
+        retriable: True if the same request may succeed later.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class RegistryError(RepeatableProblem):
         )
 
     def copy(self) -> RegistryError:
-        """An equal error without traceback."""
+        """Return an equal error without traceback."""
         return RegistryError(
             self.text,
             subject=self.subject,
@@ -137,7 +137,7 @@ def _registry_error(
 
 @dataclass(frozen=True, slots=True)
 class SchemaReference:
-    """A schema to which another one refers.
+    """A schema to which another schema refers.
 
     Attributes:
         name: the name in the reference: the full name of an Avro type, the `$ref` of a JSON Schema,
@@ -156,11 +156,11 @@ class RegisteredSchema:
 
     Attributes:
         id: the number in the prefix of records, 0 to 2^31 - 1.
-        guid: the GUID for the header of records; None if the registry returned none (before
+        guid: the GUID for the header of records; None if the registry returned no GUID (before
             Confluent Platform 8).
-        schema: the text; None if it was not requested.
-        references: the references in the text.
-        version: version in the subject; None if it was not returned.
+        schema: the text of the schema; None if it was not requested.
+        references: the schemas to which the text refers.
+        version: version in the subject; None if the registry returned no version.
     """
 
     id: int
@@ -197,8 +197,9 @@ class RegistryResponse:
 
 
 RegistryTransport: TypeAlias = Callable[[RegistryRequest], Awaitable[RegistryResponse]]
-"""Sends a request instead of the standard library. Must not follow redirects. Raises OSError or
-`http.client.HTTPException` if there is no response; any other exception is not repeated."""
+"""An async function that sends a request instead of the standard library. It must not follow
+redirects. It raises OSError or `http.client.HTTPException` if there is no response. After any other
+exception, the request is not repeated."""
 
 RegistryAuth: TypeAlias = (
     Credentials | Secret | TokenProvider | Callable[[], Awaitable["str | Secret"]]
@@ -208,11 +209,11 @@ RegistryAuth: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SchemaQuestion:
-    """A question to the registry, which is the key of the response.
+    """A question to the registry, and the key of the cached response.
 
     Attributes:
         version: version in the subject; None to look up or register `schema`.
-        with_guid, with_version: the response must contain it.
+        with_guid, with_version: True if the response must contain the GUID or the version.
     """
 
     subject: str
@@ -227,25 +228,25 @@ class SchemaQuestion:
 
 
 class Registry:
-    """A Schema Registry, which several serializers and producers may share, in several threads.
+    """A Schema Registry. Several serializers, producers and threads may share one object.
 
     Responses are cached: there is one request for each subject and schema, even if many records
-    wait for it. It is repeated, on the next server if there are several, after network failures and
-    transient statuses (429, 5xx), with at most three attempts within `timeout_s`. A failure is
-    remembered for a second. Connections are not kept open.
+    wait for it. After network failures and transient statuses (408, 429, 500, 502, 503, 504) the
+    request is repeated, with the next server if there are several, for at most three attempts
+    within `timeout_s`. A failure is remembered for a second. Connections are not kept open.
 
     Args:
-        url: an https or http URL, or several for the servers of one registry; with the path of the
-            API if there is one.
-        auth: `Credentials` for HTTP Basic; a `Secret` or a `TokenProvider` for bearer tokens. They
-            are read for each request.
+        url: an https or http URL, or several URLs for the servers of one registry, including the
+            path of the API if there is one.
+        auth: `Credentials` for HTTP Basic; a `Secret` or a `TokenProvider` for bearer tokens. The
+            value is read for each request.
         tls: context with CAs and client certificate; default: the system's CAs.
         headers: further headers of each request, such as those that Confluent Cloud needs in
             addition to a token.
-        cache: number of schemas that are cached; the oldest is dropped first.
+        cache: maximum number of cached schemas; the oldest is dropped first.
         timeout_s: seconds for all attempts of a request together.
-        allow_cleartext: allow credentials over http. If False, this is allowed only on the loopback
-            interface.
+        allow_cleartext: allow credentials and `headers` over http. If False, they are allowed only
+            on the loopback interface.
         transport: sends the requests instead of the standard library.
 
     Raises:
@@ -300,7 +301,7 @@ class Registry:
         return f"Registry({', '.join(map(repr, self._urls))})"
 
     async def registered(self, question: SchemaQuestion) -> RegisteredSchema:
-        """The response to a question, from one request for all waiting tasks.
+        """Return the response to a question. All waiting tasks share one request.
 
         Raises:
             RegistryError: the request failed.
@@ -314,10 +315,10 @@ class Registry:
 
     async def _fetched(self, question: SchemaQuestion) -> RegisteredSchema:
         found = await self._found(question)
-        # Without a lock, which a thread may hold while another one forks: the child could never
-        # acquire it.
+        # Do not use a lock: if a thread held it while another thread forks, the child process could
+        # never acquire it.
         while len(self._known) >= self.cache:
-            # These errors mean that another thread has changed the dict.
+            # These errors mean that another thread changed the dict.
             with contextlib.suppress(KeyError, RuntimeError, StopIteration):
                 del self._known[next(iter(self._known))]
         self._known[question] = found
@@ -349,7 +350,7 @@ class Registry:
             or (question.with_guid and found.guid is None)
             or (question.with_version and found.version is None)
         ):
-            # Look the schema up: not all servers return its GUID and version when it is registered.
+            # Look the schema up, because not all servers return GUID and version on registration.
             path = f"/subjects/{subject}{query}"
             answer = await self._ask("POST", path, document, question.subject)
             found = _parsed(answer, question)
@@ -368,7 +369,7 @@ class Registry:
         document: dict[str, Any] | None,
         subject: str,
     ) -> Any:
-        """The parsed body of a response with status 200."""
+        """Send the request, with retries, and return the parsed body of the response."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         body = None if document is None else json.dumps(document).encode()
@@ -399,7 +400,7 @@ class Registry:
         raise failure
 
     def _failure(self, error: Exception, url: str, subject: str) -> RegistryError:
-        """The error for an exception of an attempt."""
+        """Return the error for an exception of an attempt."""
         parts = urlsplit(url)
         where = f"{parts.scheme}://{parts.netloc}"
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -416,7 +417,7 @@ class Registry:
     async def _attempt(
         self, method: str, url: str, body: bytes | None, subject: str
     ) -> RegistryResponse | RegistryError:
-        """Send one request. Its error is returned, without the frames that hold credentials."""
+        """Send one request. Return a failure as an error without frames that hold credentials."""
         headers = await self._request_headers()
         try:
             return await self._send(method, url, headers, body)
@@ -425,7 +426,7 @@ class Registry:
 
     @redacted(AuthenticationError)
     async def _request_headers(self) -> dict[str, str]:
-        """Headers with the credentials."""
+        """Return the headers of a request, including the credentials."""
         found = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE, **self._headers}
         auth = self._auth
         if isinstance(auth, Credentials):
@@ -477,11 +478,11 @@ class Registry:
             slots.release()
             raise
 
-        # Release the slot only when the thread has ended: it may hang in name resolution.
+        # Release the slot only when the thread has ended, because it may hang in name resolution.
         def release(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(slots.release)
-            except RuntimeError:  # the loop was closed meanwhile, and the slots with it
+            except RuntimeError:  # the loop was closed meanwhile; its slots are no longer used
                 return
 
         exchange.answer.add_done_callback(release)
@@ -513,8 +514,8 @@ class Registry:
 
 
 def _described(error: Exception) -> RepeatableProblem:
-    """The error for an exception of secrets, token providers and the user's transport."""
-    if isinstance(error, KafkaError):  # its text is for users
+    """Return the error for an exception of a secret, token provider or user's transport."""
+    if isinstance(error, KafkaError):  # the text of these errors is for users
         return RepeatableProblem(f"the registry cannot be asked: {error.message}")
     return RepeatableProblem(f"the registry cannot be asked ({type(error).__name__})")
 
@@ -535,7 +536,7 @@ def _document(body: bytes, subject: str) -> Any:
 
 
 def _refused(response: RegistryResponse, subject: str) -> RegistryError:
-    """The error for a status other than 200."""
+    """Return the error for a status other than 200."""
     code = None
     try:
         found = json.loads(response.body[:_MAX_ANSWER]).get("error_code")
@@ -555,7 +556,7 @@ def _refused(response: RegistryResponse, subject: str) -> RegistryError:
 
 
 def _parsed(answer: Any, question: SchemaQuestion, *, wants_text: bool = False) -> RegisteredSchema:
-    """The schema that the registry returned.
+    """Return the schema in a response of the registry.
 
     Raises:
         RegistryError: a field is missing or has another type.
@@ -607,7 +608,7 @@ def _checked_urls(url: object) -> tuple[str, ...]:
 
 
 def _checked_url(url: object) -> str:
-    # The errors do not contain the URL, because it may contain a password.
+    # Do not include the URL in errors, because it may contain a password.
     if not isinstance(url, str):
         raise ConfigError(f"Registry(url=<{type(url).__name__}>): use a str")
     try:
