@@ -59,7 +59,7 @@ class Drain:
         self._refused[topic] += 1
 
     def failed(self, topic: str, outcome: Outcome) -> None:
-        """Count a record of another thread whose append failed with an error of its own."""
+        """Count a record of another thread that could not be appended because of an error."""
         self._failed[topic, outcome] += 1
 
     def _log_slow(self) -> None:

@@ -176,7 +176,7 @@ class SlowPath:
         reservation: Reservation,
         serialized: SerializedRecord,
     ) -> Delivery:
-        """Like `_serialize_and_append`, but also reports an error to the open transaction."""
+        """Like `_serialize_and_append`, but also report an error to the open transaction."""
         try:
             return await self._serialize_and_append(record, deadline, reservation, serialized)
         except KafkaError as error:
@@ -185,7 +185,7 @@ class SlowPath:
             self._started().state.gate.on_refused(refused)
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     async def _serialize_and_append(
         self,
@@ -284,7 +284,7 @@ class SlowPath:
         try:
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     def _append(
         self,
@@ -315,7 +315,7 @@ class SlowPath:
         serialized: SerializedRecord | None = None,
         on_delivery: Callable[..., object] | None = None,
     ) -> Delivery:
-        """Like `append`, but does not wait.
+        """Like `append`, but do not wait.
 
         Raises:
             MetadataMissing: the topic's metadata is not known yet, and was requested.
@@ -338,7 +338,7 @@ class SlowPath:
         reservation: Reservation,
         serialized: SerializedRecord,
     ) -> Delivery:
-        """Like `_watched`, but does not wait."""
+        """Like `_watched`, but do not wait."""
         try:
             delivery = self._try_serialize_and_append(record, reservation, serialized)
             if delivery is None:
@@ -353,7 +353,7 @@ class SlowPath:
             self._started().state.gate.on_refused(refused)
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     def _try_serialize_and_append(
         self,

@@ -58,8 +58,7 @@ _CANCELLED: Final = "the send was cancelled before the record left"
 _ABORTED: Final = "the transaction was aborted before the record was in a batch; it was not sent"
 
 _Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
-"""A waiting record, the result of the fast path for it, and the deadline of its wait (loop time).
-"""
+"""A waiting record, its result from the fast path, and the deadline of its wait (loop time)."""
 
 
 class _TopicQueue(NamedTuple):
@@ -104,7 +103,7 @@ class ThreadQueue:
         self._records: deque[RecordFuture] = deque()
         self._is_scheduled = False
         self._last_take = 0.0
-        self._taken = 0  # records that have left `_records`
+        self._taken = 0  # number of records that were taken from `_records`
         self._topic_queues: dict[str, _TopicQueue] = {}
         self._parked = 0  # number of records in `_topic_queues`
         # Callers and the loop each change only one of these counters. Their difference is the

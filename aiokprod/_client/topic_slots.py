@@ -84,7 +84,7 @@ class TopicSlots:
 
     def _forget_vanished(self) -> None:
         for topic in list(self.vanished):
-            if topic in self._slots:  # it is in the metadata again
+            if topic in self._slots:  # the topic is in the metadata again
                 del self.vanished[topic]
                 continue
             partitions = self._accumulator.forget(topic)

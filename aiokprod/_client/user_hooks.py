@@ -1,5 +1,5 @@
-"""The objects that the user passes to a producer: serializers, partitioner, interceptors and
-observer.
+"""The objects that the user passes to a producer: serializers, partitioner, interceptors, plug-ins
+and observer.
 
 Each object may have methods `configure(config)` and `close()`. Both are called once per object,
 even if the object has several roles. The producer's constructor calls `configure`. `close` is

@@ -21,8 +21,7 @@ STALL_S: Final = 5.0
 """Seconds without an acknowledgment or metadata after which records or calls are stalled."""
 
 _NEARLY: Final = 0.8
-"""Fraction of `STALL_S` after which a partition counts as stalled if another partition is stalled.
-"""
+"""Fraction of `STALL_S` after which a partition counts as stalled if another one is stalled."""
 
 _NAMED: Final = 3
 """Maximum number of causes in a text, and of partitions for each cause."""

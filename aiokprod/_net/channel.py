@@ -218,7 +218,7 @@ class KafkaChannel:
         return bool(self._outgoing)
 
     def data_to_send(self) -> list[BytesLike]:
-        """Remove and return the chunks to write. Their requests count as written from now on."""
+        """Take the chunks to write. The broker may receive their requests from now on."""
         chunks, self._outgoing = self._outgoing, []
         self.counters.network_bytes_out += sum(map(len, chunks))
         for request in self._unsent:

@@ -354,7 +354,7 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> bool:
         """Write the output of the channel. Return True if the transport has written all of it."""
         transport = self._transport
-        # Requests that stay in the channel here end as not written in `connection_lost`.
+        # Requests that are still queued in the channel end as not written in `connection_lost`.
         if transport is None or transport.is_closing():
             return False
         try:

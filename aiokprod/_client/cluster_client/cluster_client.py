@@ -48,7 +48,7 @@ _PORTS: Final = 1 << 16
 
 
 class _Replaced(Exception):
-    """Raised because the brokers in the metadata have replaced the bootstrap addresses."""
+    """Raised because a bootstrap address was replaced by the brokers in the metadata."""
 
 
 class ClusterClient:
@@ -164,8 +164,8 @@ class ClusterClient:
         error of the first failed attempt.
 
         Returns:
-            The connection, or None if `node_id` is a bootstrap address and the brokers in the
-            metadata have already replaced the bootstrap addresses.
+            The connection, or None if `node_id` is a bootstrap address that was already replaced
+            by the brokers in the metadata.
 
         Raises:
             AuthenticationError, NetworkError, KafkaError: the connection attempt failed.
