@@ -1,4 +1,4 @@
-"""`BulkResult`: the outcomes of many records of one call."""
+"""`BulkResult` and `BulkProgress`: the outcomes of the records of one bulk call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class OffsetRange(NamedTuple):
-    """Records of one partition: their number, lowest and highest offset (None if the broker did not
-    return it). Other producers may have written records between them."""
+    """The number of records of one partition, with their lowest and highest offset (None if the
+    broker did not return it). The range may also contain records of other producers."""
 
     records: int
     first: int | None
@@ -37,16 +37,16 @@ def _choose(pick: Callable[[int, int], int], known: int | None, other: int | Non
 
 
 class BulkResult:
-    """The outcomes of a `send_many` or `send_table` call, by position of the record in it.
+    """The outcomes of a `send_many` or `send_table` call, by position of the record in the call.
 
     Objects per record are created only on access. `offsets` and `errors` iterate over all records;
     keep their results if you need them twice. Failures of records are not raised: check `ok` or
-    `errors`, or call `raise_for_errors`. If the result is dropped unread, failures are reported to
+    `errors`, or call `raise_for_errors`. If the result is deleted unread, failures are reported to
     the observer and logged.
 
     Attributes:
-        interrupted: why a table or an iterable of records was not read to its end; None if it was.
-            Records after that point were not sent and are not in the result.
+        interrupted: the error that ended the reading of a table or iterable early, or None. Later
+            records were not sent and are not in the result.
     """
 
     __slots__ = ("_on_unretrieved", "_refused", "_tracker", "interrupted")
@@ -61,7 +61,7 @@ class BulkResult:
         self._tracker = tracker
         self._refused = refused  # by position in the call
         self.interrupted = interrupted
-        self._on_unretrieved = on_unretrieved  # until the result is read
+        self._on_unretrieved = on_unretrieved  # None once the result was read
 
     def __del__(self) -> None:
         tell = self._on_unretrieved
@@ -88,8 +88,8 @@ class BulkResult:
 
     @property
     def errors(self) -> dict[int, KafkaError]:
-        """The error of each record that failed, by position; its `.outcome` says whether it may
-        be in the log."""
+        """The errors of the failed records, by position. The `outcome` of an error says whether the
+        record may be in the log."""
         self._on_unretrieved = None
         found = dict(self._refused)
         positions = self._positions()
@@ -99,7 +99,7 @@ class BulkResult:
 
     @property
     def offsets(self) -> list[int | None]:
-        """The offset of each record; None if it failed or the broker did not return it."""
+        """The offset of each record; None if the record failed or the broker returned no offset."""
         offsets: list[int | None] = [None] * len(self)
         for entry, position in enumerate(self._positions()):
             offsets[position] = self._tracker.position(entry)[1]
@@ -107,14 +107,14 @@ class BulkResult:
 
     @property
     def partitions(self) -> list[int | None]:
-        """The partition of each record; None if the record failed before one was chosen."""
+        """The partition of each record; None if the record failed before a partition was chosen."""
         partitions: list[int | None] = [None] * len(self)
         for entry, position in enumerate(self._positions()):
             partitions[position] = self._tracker.position(entry)[0]
         return partitions
 
     def partition_and_offset(self, position: int) -> tuple[int | None, int | None]:
-        """Partition and offset of one record, see `partitions` and `offsets`.
+        """Return partition and offset of one record; see `partitions` and `offsets`.
 
         Args:
             position: position of the record in the call, 0 to ``len(self) - 1``.
@@ -143,14 +143,14 @@ class BulkResult:
         return found
 
     def raise_for_errors(self) -> None:
-        """Raise the error of the first record that failed, else `interrupted`, if there is one."""
+        """Raise the error of the first failed record. Without one, raise `interrupted` if set."""
         for error in self.errors.values():
             raise error
         if self.interrupted is not None:
             raise self.interrupted
 
     def _positions(self) -> Sequence[int]:
-        """Position in the call of each tracked record."""
+        """Return the position in the call of each tracked record."""
         if not self._refused:
             return range(self._tracker.count)
         return [i for i in range(len(self)) if i not in self._refused]
@@ -161,7 +161,7 @@ class BulkResult:
 
 
 class BulkProgress:
-    """Follows one `send_many` or `send_table` call and keeps its outcomes even if it is cancelled.
+    """Keeps the outcomes of one `send_many` or `send_table` call, even if the call is cancelled.
 
         progress = BulkProgress()
         try:
@@ -171,8 +171,8 @@ class BulkProgress:
             result = await progress.result()
             unsent = values[len(result):]
 
-    An object follows one call. If a call was cancelled and `result` was not called, failures of its
-    records are reported to the observer and logged when the object is deleted.
+    An object serves one call. If the call was cancelled and `result` was not called, failures of
+    its records are reported to the observer and logged when the object is deleted.
     """
 
     __slots__ = ("_call", "_is_read")
@@ -182,7 +182,7 @@ class BulkProgress:
         self._is_read = False
 
     def begin(self, call: BulkSender) -> None:
-        """Follow a call; used by the producer."""
+        """Attach the object to a call. Used by the producer."""
         if self._call is not None:
             raise ConfigError("a BulkProgress follows one call: make another one for this call")
         self._call = call
@@ -193,17 +193,17 @@ class BulkProgress:
         return 0 if self._call is None else self._call.position
 
     async def result(self) -> BulkResult:
-        """The outcomes of the records before `position`, after the call was cancelled or has
-        raised.
+        """Return the outcomes of the records before `position`, after the call was cancelled or
+        raised an exception.
 
-        Waits until each of them has its outcome, at most for delivery_timeout_ms. Later records
-        were not sent; if there are any, `interrupted` of the result says why. If part of a
-        transaction was refused, the transaction can only be aborted.
+        Waits until each of these records has an outcome, at most for delivery_timeout_ms. Later
+        records were not sent; if there are any, `interrupted` of the result contains the reason. If
+        a record of a transaction was refused, the transaction can only be aborted.
 
         Raises:
             ConfigError: the call has not begun or is still running.
 
-        Cancellation: stops waiting. Can be called again.
+        Cancellation ends the wait. The method can be called again.
         """
         call = self._call
         if call is None or call.is_running:
@@ -232,7 +232,7 @@ def check_progress(call: str, progress: Any) -> None:
 
 
 class Columns:
-    """The arguments of a column call, checked once: lists of one length, or None."""
+    """The checked column arguments of a `send_many` call: lists of the same length, or None."""
 
     __slots__ = ("headers", "keys", "timestamps", "values")
 
@@ -250,7 +250,7 @@ class Columns:
         self.headers = _column("headers", headers, size)
 
     def row(self, i: int) -> tuple[Any, Any, int | None, Sequence[Header] | None]:
-        """(value, key, timestamp_ms, headers) of one record."""
+        """Return (value, key, timestamp_ms, headers) of one record."""
         return (
             self.values[i],
             None if self.keys is None else self.keys[i],
@@ -268,21 +268,21 @@ def _column(name: str, column: Iterable[Any] | None, size: int | None = None) ->
         raise ConfigError(
             f"{name} must be a list with one entry per record, not {type(column).__name__}"
         )
-    rows = list(column)  # the caller's own list may change while the call waits
+    rows = list(column)  # a copy, because the caller may change the list while the call waits
     if size is not None and len(rows) != size:
         raise ConfigError(f"{name} has {len(rows)} entries, values has {size}: give one each")
     return rows
 
 
 async def wait_settled(cores: Iterable[BatchCore]) -> None:
-    """Return once every batch, including split ones, was acknowledged or has failed.
+    """Wait until every batch, including the parts of split batches, was acknowledged or has failed.
 
-    Cancellation: stops waiting; the records in batches are still sent.
+    Cancellation ends the wait; the records in batches are still sent.
     """
     for core in cores:
         delivery = handle_of(core)
         if not delivery.done():
-            # The delivery is not awaited directly: a cancellation would withdraw its record.
+            # Do not await the delivery directly: cancellation would withdraw its record.
             settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             delivery.add_done_callback(partial(_set, settled))
             await settled

@@ -1,4 +1,4 @@
-"""Functions at the end of child processes."""
+"""Calls functions at the end of child processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _registered: set[tuple[int, str, Callable[[], object]]] = set()
 
 
 def at_exit_of_child_processes(function: Callable[[], object]) -> None:
-    """Call the function once at the end of this process, even if it is registered several times.
+    """Register a function to be called at the end of this process. Repeated calls have no effect.
 
-    Processes of `multiprocessing`, and of billiard (Celery), end without `atexit` functions. Does
-    nothing if neither is imported.
+    Child processes of `multiprocessing` and of billiard (Celery) end without calling `atexit`
+    functions. Does nothing if neither package is imported.
     """
     for name in ("multiprocessing.util", "billiard.util"):
         util: Any = sys.modules.get(name)

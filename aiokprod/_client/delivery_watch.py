@@ -1,8 +1,9 @@
-"""Notices when records wait without acknowledgments, and logs an outage once.
+"""Detects records that wait without acknowledgments, and logs outages.
 
-A timer runs only while records, or calls for metadata, wait. There is one WARNING per outage,
-another one if further brokers are affected, and one INFO when it is over; retries and changed
-leaders are summarised in that INFO, or in a separate one if there was no outage.
+A timer runs only while records wait for acknowledgments, or calls for metadata. Each outage is
+logged with one WARNING, another WARNING if further brokers are affected, and one INFO when it ends.
+The INFO also summarises retries and leader changes. Without an outage, these are logged in a
+separate INFO.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHECK_EVERY: Final = 0.5
-"""Seconds between two checks while something waits. The first one is made when the oldest record
-may be stalled, if that is earlier."""
+"""Seconds between two checks while records or calls wait. The first check is made earlier if the
+oldest record may be stalled earlier."""
 _LINE_EVERY: Final = 10.0
-"""Shortest time, in seconds, between two log messages about one outage, and between two about
+"""Minimum time in seconds between two log messages about an outage, and between two about
 retries."""
 
 
 class _Outage:
-    """An outage: its begin, the partitions and topics that have not recovered, and the brokers that
-    were logged.
+    """An outage.
 
     Attributes:
-        waits: the time at which each stalled partition and topic was last seen to wait.
-        nodes: the brokers that were named in the log.
-        cause: the last known cause, a text.
+        since: loop time of its start.
+        waits: the partitions and topics that have not recovered, each with the time of the last
+            check at which it was stalled.
+        nodes: ids of the brokers that were already logged.
+        cause: text of the last known cause.
+        logged: True once the outage was logged.
+        acknowledged: True once a partition or topic has recovered.
     """
 
     def __init__(self, since: float) -> None:
@@ -57,12 +61,12 @@ class DeliveryWatch:
     """Watches the records of one producer.
 
     Attributes:
-        connection_errors: the error that ended the last connection to a broker, or the last
-            attempt. Brokers that are connected or not in the metadata are absent.
-        last_error: text and time of the last such error, or None if there was none.
+        connection_errors: the error that ended the last connection or connection attempt, by broker
+            id. Connected brokers and brokers that are not in the metadata are absent.
+        last_error: text and time of the last connection error of any node, or None.
 
     Args:
-        stall: seconds without an acknowledgment before which nothing can be stalled.
+        stall: minimum number of seconds after which a record without an acknowledgment is stalled.
     """
 
     def __init__(self, runtime: Runtime, stall: float) -> None:
@@ -76,27 +80,28 @@ class DeliveryWatch:
         self._outage: _Outage | None = None
         self._leaders: dict[str, tuple[int | None, ...]] = {}
         self._snapshot = runtime.metadata.snapshot
-        self._moved = 0  # partitions whose leader changed, not logged yet
-        self._untold_since = math.inf  # when the first of the retries and changes happened
+        self._moved = 0  # leader changes that are not logged yet
+        self._untold_since = math.inf  # time since which retries or leader changes are unlogged
         self._summed_at = -math.inf
         self._set_idle()
 
     # -- events ---------------------------------------------------------------------------------
 
     def on_disconnect(self, node_id: int, error: KafkaError) -> None:
-        """A connection, or the attempt to open one, failed."""
+        """Record the error of a failed connection or connection attempt."""
         if node_id in self._snapshot.nodes:
             self.connection_errors[node_id] = error
         self.last_error = error.message, self._loop.time()
 
     def on_connected(self, node_id: int) -> None:
-        """A connection accepts requests."""
+        """Forget the error of a broker, because its connection accepts requests."""
         self.connection_errors.pop(node_id, None)
 
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        """Count the partitions that have another leader than the last known one."""
+        """Count the partitions whose leader differs from the last known leader."""
         before, self._snapshot = self._snapshot.topics, snapshot
-        if not self._runtime.metadata.only_bootstrap_nodes:  # they may be listed again afterwards
+        # After a rebootstrap, keep the errors: the same brokers may be listed again.
+        if not self._runtime.metadata.only_bootstrap_nodes:
             for node_id in self.connection_errors.keys() - snapshot.nodes.keys():
                 del self.connection_errors[node_id]
         for name, info in snapshot.topics.items():
@@ -116,7 +121,7 @@ class DeliveryWatch:
             self._begin()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the watch and its timer."""
         self._closed = True
         self._runtime.sender.on_waiting = self._runtime.metadata.on_waiting = None
         if self._timer is not None:
@@ -124,10 +129,10 @@ class DeliveryWatch:
             self._timer = None
 
     def outage(self, now: float) -> str | None:
-        """The cause of an outage whose records may have been given up; None if there is none.
+        """Return a text about the current outage, or None. Its records may have expired already.
 
-        It is over for a partition or topic once there is an acknowledgment or metadata, or
-        `OUTAGE_KEPT_S` after its last record was seen to wait.
+        A partition recovers with an acknowledgment, a topic with its metadata. Otherwise its outage
+        ends `OUTAGE_KEPT_S` seconds after the last check at which it was stalled.
         """
         outage = self._outage
         if outage is None:
@@ -144,7 +149,7 @@ class DeliveryWatch:
     # -- the timer ------------------------------------------------------------------------------
 
     def _set_idle(self) -> None:
-        """Stop the timer until something waits."""
+        """Let the next record or call that waits start the timer."""
         self._timer = None
         self._runtime.sender.on_waiting = self._runtime.metadata.on_waiting = self._begin
 
@@ -172,7 +177,7 @@ class DeliveryWatch:
             self._set_idle()
 
     def _may_be_stalled(self, now: float) -> bool:
-        """False if everything that waits is too young to be stalled. O(1) without long lingers."""
+        """Return False if all waiting records and calls are too recent to be stalled."""
         oldest = next(iter(self._runtime.accumulator.incomplete), None)
         if oldest is not None and now - oldest.created_at >= self._stall:
             return True
@@ -251,8 +256,8 @@ class DeliveryWatch:
         return batches, topics, moved
 
     def _sum_up(self, now: float) -> bool:
-        """Log retries and changed leaders once they are over, or after `_LINE_EVERY` seconds. True
-        if they still have to be logged."""
+        """Log retries and leader changes once no batch is being retried, or after `_LINE_EVERY`
+        seconds. Return True if they still have to be logged."""
         if self._outage is not None or not (self._moved or self._runtime.sender.retry_log.batches):
             return False
         self._untold_since = min(self._untold_since, now)

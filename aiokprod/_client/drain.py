@@ -1,4 +1,4 @@
-"""The drain of `close()`: counts the outcomes of the records that were pending, and logs them."""
+"""Counts and logs the outcomes of the records that `close()` drains."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiokprod")
 
 SLOW_DRAIN: Final = 1.0
-"""Seconds after which a drain that is in progress is logged."""
+"""Duration in seconds after which a running drain is logged."""
 
 EMPTY_DRAIN: Final = DrainReport(0, 0, (), 0.0, complete=True)
-"""The report of a producer that was not started."""
+"""The report for a producer that was not started."""
 
 
 class Drain:
-    """Follows the batches that have no outcome when `close()` is called.
+    """Tracks the batches that have no outcome when `close()` is called.
 
     Args:
-        batches: all of them. A batch that is split meanwhile is followed through its parts.
+        batches: all batches without an outcome. If a batch is split, its parts are counted.
         loop: its clock measures the duration.
-        client_id: the client.id of the producer, for the log.
+        client_id: the client.id of the producer, for log messages.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Drain:
         self._slow = loop.call_later(SLOW_DRAIN, self._log_slow)
 
     def follow(self, core: BatchCore) -> None:
-        """Count the records of a batch that was opened after `close` was called, for records
-        submitted before that call."""
+        """Also track a batch with a record of another thread that was appended during the drain."""
         self._cores[core] = None
 
     def refused(self, topic: str) -> None:
-        """Count a record that was accepted from another thread but never got into a batch."""
+        """Count an accepted record of another thread that could not be appended before the end of
+        the drain."""
         self._refused[topic] += 1
 
     def failed(self, topic: str, outcome: Outcome) -> None:
-        """Count a record of another thread that failed by itself before it was in a batch."""
+        """Count a record of another thread that could not be appended because of an error."""
         self._failed[topic, outcome] += 1
 
     def _log_slow(self) -> None:
@@ -76,7 +76,7 @@ class Drain:
         )  # fmt: skip
 
     def give_up(self, batches: Iterable[ProducerBatch]) -> None:
-        """End the drain: note the batches that still have no outcome."""
+        """End the drain, and store the batches that still have no outcome for the report."""
         self._slow.cancel()
         self._undelivered = tuple(
             UndeliveredBatch(
@@ -88,7 +88,7 @@ class Drain:
         )
 
     def report(self) -> DrainReport:
-        """The report, logged, once every record has its outcome."""
+        """Create and log the report. Every record must have its outcome."""
         topics: dict[str, Counter[Outcome | None]] = {}
         for core in self._settling():
             _count(core, topics.setdefault(core.topic, Counter()))
@@ -119,13 +119,14 @@ class Drain:
         return report
 
     def _settling(self) -> Iterable[BatchCore]:
-        """The batches that hold the records."""
+        """Yield the batches that contain the records. Split batches are replaced by their parts."""
         for core in self._cores:
             yield from _parts(core)
 
 
 def log_report(report: DrainReport, client_id: str) -> None:
-    """Log a report: ERROR if the limit ended the drain, WARNING if records failed, else INFO."""
+    """Log a report at ERROR if the drain is incomplete, at WARNING if records failed, otherwise at
+    INFO."""
     level = logging.INFO
     if not report.complete:
         level = logging.ERROR
@@ -141,7 +142,7 @@ def log_report(report: DrainReport, client_id: str) -> None:
 
 
 def _parts(core: BatchCore) -> Iterable[BatchCore]:
-    """The batches that hold the records of `core`: itself, or its parts if it was split."""
+    """Yield `core` itself or, if it was split, its parts."""
     if core.state == SPLIT:
         for part in core.parts or ():
             yield from _parts(part)
@@ -150,7 +151,7 @@ def _parts(core: BatchCore) -> Iterable[BatchCore]:
 
 
 def _count(core: BatchCore, found: Counter[Outcome | None]) -> None:
-    """Add the outcomes of the records of a settled batch; None stands for delivered."""
+    """Count the records of a settled batch by outcome. None stands for delivered."""
     if core.state == ACKNOWLEDGED:
         found[None] += core.record_count
     elif core.error is not None:  # None if all records were withdrawn

@@ -1,4 +1,4 @@
-"""Event loops that this package starts itself: uvloop if it is installed."""
+"""Event loops that this package creates, with uvloop if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop, or of asyncio if that is not installed."""
+    """Create an event loop of uvloop, or of asyncio if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -28,12 +28,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopCall(Generic[R]):
-    """The result of a coroutine on an event loop, for other threads. In contrast to a
-    `concurrent.futures.Future`, a wait for it may be interrupted by a signal handler that waits for
-    the loop; see `ThreadWaits`.
+    """The result of a coroutine on an event loop, for other threads. Unlike a wait for a
+    `concurrent.futures.Future`, a wait for the result may be interrupted by a signal handler that
+    itself waits for the loop; see `ThreadWaits`.
 
     Args:
-        on_end: called with the call when it has its result.
+        on_end: called with this object when it has its result.
     """
 
     def __init__(
@@ -51,30 +51,30 @@ class LoopCall(Generic[R]):
 
     @classmethod
     def ended(cls, result: R) -> LoopCall[R]:
-        """A call that has its result."""
+        """Create a call that already has its result."""
         call = cls.__new__(cls)
         call._outcome = (result, None)
         return call
 
     def done(self) -> bool:
-        """True if it has a result or an error, or was cancelled."""
+        """Return True if the call has a result or an error, or was cancelled."""
         return self._outcome is not None
 
     def cancelled(self) -> bool:
-        """True if it was cancelled."""
+        """Return True if the call was cancelled."""
         return self._outcome is not None and isinstance(self._outcome[1], CancelledError)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is done. False after `timeout` seconds."""
+        """Wait until the call is done. Return False after `timeout` seconds."""
         return self.done() or self._waits.wait(self.done, timeout)
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the result.
+        """Wait for the result and return it.
 
         Raises:
-            TimeoutError: there is none after `timeout` seconds.
-            concurrent.futures.CancelledError: it was cancelled.
-            Others: what the coroutine raised.
+            TimeoutError: there is no result after `timeout` seconds.
+            concurrent.futures.CancelledError: the call was cancelled.
+            Others: the exception that the coroutine raised.
         """
         if not self.wait(timeout):
             raise TimeoutError
@@ -84,11 +84,11 @@ class LoopCall(Generic[R]):
             try:
                 raise error
             finally:
-                del error, self  # no cycle of error, traceback and frame
+                del error, self  # avoid a reference cycle of error, traceback and frame
         return cast("R", result)
 
     def cancel(self) -> None:
-        """End the wait, and cancel the coroutine, unless it is done."""
+        """End the wait and cancel the coroutine, unless the call is done."""
         if self.done():
             return
         self.end(None, CancelledError())
@@ -96,9 +96,9 @@ class LoopCall(Generic[R]):
             self._loop.call_soon_threadsafe(self._withdraw)
 
     def end(self, result: R | None, error: BaseException | None) -> None:
-        """Set the outcome, unless there is one."""
+        """Set the outcome, unless the call already has one."""
         outcome = (result, error)
-        if self._outcome is None:  # without a call until it is set
+        if self._outcome is None:  # no function call before the assignment: see `ThreadWaits`
             self._outcome = outcome
         self._waits.wake()
         self._on_end(self)
@@ -130,15 +130,15 @@ class ThreadedLoop:
     """An event loop that runs in a daemon thread.
 
     Attributes:
-        is_ending: the loop was stopped; calls that have no result are cancelled.
+        is_ending: True once the loop was stopped. Calls without a result are then cancelled.
     """
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
         self._executor = LateExecutor(thread_name_prefix=f"{name}-worker")
         self.loop.set_default_executor(self._executor)
-        # The thread is a daemon: the interpreter must not wait for it before it calls the `atexit`
-        # functions.
+        # Use a daemon thread, so that the interpreter does not wait for it before it calls the
+        # `atexit` functions.
         self.is_ending = False
         self._calls: set[LoopCall[Any]] = set()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -157,13 +157,13 @@ class ThreadedLoop:
             self._executor.shutdown(wait=False)
             asyncio.set_event_loop(None)
             self.loop.close()
-            for call in list(self._calls):  # the loop was stopped before it got to them
+            for call in list(self._calls):  # the loop was stopped before it began these calls
                 _end(call)
 
     def _run_until_stopped(self) -> None:
-        """Run the loop again if user code raises SystemExit or KeyboardInterrupt: in this thread
-        they cannot end the program, and they must not end the loop, for which other threads
-        wait."""
+        """Run the loop until it is stopped. If user code raises SystemExit or KeyboardInterrupt,
+        run it again: in this thread these exceptions cannot end the program, and other threads wait
+        for the loop."""
         while True:
             try:
                 self.loop.run_forever()
@@ -175,7 +175,7 @@ class ThreadedLoop:
 
     @property
     def is_current(self) -> bool:
-        """True if called in this thread."""
+        """True if called in the thread of the loop."""
         return threading.current_thread() is self._thread
 
     def start(self, coroutine: Coroutine[Any, Any, R]) -> LoopCall[R]:
@@ -197,7 +197,8 @@ class ThreadedLoop:
         return call
 
     def run(self, coroutine: Coroutine[Any, Any, R], timeout: float | None = None) -> R:
-        """Run a coroutine on the loop and wait for its result; an interrupted wait cancels it."""
+        """Run a coroutine on the loop and wait for its result. If the wait times out or is
+        interrupted, the coroutine is cancelled."""
         call = self.start(coroutine)
         try:
             return call.result(timeout)
@@ -206,7 +207,7 @@ class ThreadedLoop:
             raise
 
     def read(self, function: Callable[[], R]) -> R:
-        """Call a function that takes no time on the loop, and return its result."""
+        """Call a function on the loop and return its result. The function must not block."""
 
         async def call() -> R:
             return function()
@@ -214,12 +215,12 @@ class ThreadedLoop:
         return self.run(call())
 
     def stop(self, within: float) -> None:
-        """End the thread; returns after `within` seconds at the latest."""
+        """Stop the loop, and wait at most `within` seconds until its thread ends."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(within)
 
 
 def _end(call: LoopCall[Any]) -> None:
-    """Fail a call that the loop did not begin, unless it has its result."""
+    """Fail a call that the loop did not begin, unless the call already has its result."""
     call.end(None, RuntimeError("Event loop is closed"))

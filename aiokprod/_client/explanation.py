@@ -1,4 +1,4 @@
-"""The text of `Producer.explain`: the situation first, then the configuration."""
+"""Builds the text of `Producer.explain`: first the current state, then the configuration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from aiokprod.cluster import Node
 
 _SHOWN = 20
-"""Number of waiting partitions that are listed."""
+"""Maximum number of waiting partitions in the text."""
 
 
 def explain(
     config: ProducerConfig, runtime: Runtime | None, client_id: str, *, closed: bool
 ) -> str:
-    """The text: the events for which the producer waits, its brokers, the settings that differ from
-    the defaults, and risky combinations of settings."""
+    """Return the text: health, waiting records and their causes, brokers, settings that differ from
+    the defaults, and risky settings."""
     shown = health(runtime, closed=closed)
     lines = [f"producer {client_id}: {shown.state}, {'ok' if shown.ok else 'not ok'}"]
     if shown.cause is not None:

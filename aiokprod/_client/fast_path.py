@@ -1,4 +1,4 @@
-"""Decides whether records may take the compiled append path."""
+"""Determines whether records may use the compiled append path."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class FastPathSwitch:
-    """The only writer of `Appender.enabled`.
+    """Sets `Appender.enabled`, which no other code may write.
 
-    The fast path is on while both conditions hold:
+    The fast path is enabled while both conditions hold:
 
-    - a transaction is open and not prepared, or the producer is not transactional;
-    - the producer takes records: no error has ended it (`Runtime.failure`), it is not closing, and
-      is not a copy of another process's producer.
+    - A transaction is open and not prepared, or the producer is not transactional.
+    - The producer accepts records: it has not failed (`Runtime.failure`), it is not closing, and
+      the process is not a fork of the process in which the producer was started.
     """
 
     def __init__(self, appender: Appender, *, transactional: bool) -> None:
@@ -25,13 +25,13 @@ class FastPathSwitch:
         self._update()
 
     def set_transaction_open(self, is_open: bool) -> None:
-        """A transaction was opened, or it ends or is prepared."""
+        """Set whether a transaction is open and not prepared."""
         self._transaction_open = is_open
         self._update()
 
     def stop(self) -> None:
-        """Turn the fast path off permanently. Can be repeated if a signal handler interrupted
-        it."""
+        """Disable the fast path permanently. Idempotent, so that a call that a signal handler
+        interrupted can be repeated."""
         self._stopped = True
         self._update()
 

@@ -1,4 +1,4 @@
-"""Methods of other clients' producers, and their equivalents in `Producer`."""
+"""Maps methods of other clients' producers to their equivalents in `Producer`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FOREIGN_METHODS: Final[dict[str, str]] = {
 
 
 def no_such_attribute(name: str) -> str:
-    """The text of the AttributeError of a producer."""
+    """Return the text of the AttributeError for a missing attribute of `Producer`."""
     text = f"'Producer' object has no attribute {name!r}"
     ours = FOREIGN_METHODS.get(name)
     return text if ours is None else f"{text}; use {ours}"

@@ -15,9 +15,9 @@ R = TypeVar("R")
 class LateExecutor(ThreadPoolExecutor):
     """A `ThreadPoolExecutor` that still works in functions registered with `atexit`.
 
-    Those functions run after the threads of all executors have ended and, since Python 3.12, when
-    no thread can be started. Submitted functions then run in the calling thread, which blocks its
-    event loop.
+    When `atexit` functions run, the threads of all executors have ended and, since Python 3.12, no
+    thread can be started. Submitted functions then run in the calling thread and block its event
+    loop.
     """
 
     _is_shut_down = False
@@ -37,8 +37,9 @@ class LateExecutor(ThreadPoolExecutor):
         return done
 
     def _adjust_thread_count(self) -> None:
-        """Called when a function was put into the queue. If no thread can be started, the function
-        waits for one of the others; without any it is removed, or it would run twice."""
+        """Start a thread for a queued function, if necessary. If no thread can be started, an
+        existing thread runs the function. Without any thread, the function is removed from the
+        queue, because `submit` then runs it."""
         try:
             super()._adjust_thread_count()
         except RuntimeError:

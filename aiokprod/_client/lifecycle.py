@@ -1,4 +1,4 @@
-"""The lifecycle of a producer: start, close, and the checks that begin every call."""
+"""The lifecycle of a producer: start, close, and the checks at the start of every call."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Lifecycle:
     """Starts a producer on its first call, closes it, and rejects calls on an unusable producer.
 
     Attributes:
-        runtime: the parts that belong to the event loop; None until the producer is started.
-        closed: `close` was called.
-        forked: this process is a child of the one in which the producer was started.
-        thread_queue: the records of other threads; None until the producer is started.
-        drain_report: the result of `close`; None until it has ended.
+        runtime: the components on the event loop; None until the producer is started.
+        closed: True once the producer rejects calls because of `close`.
+        forked: True in a child process of the process in which the producer was started.
+        thread_queue: the queue for records of other threads; None until the producer is started.
+        drain_report: the result of `close`; None until `close` has ended.
     """
 
     def __init__(
@@ -61,7 +61,11 @@ class Lifecycle:
         _live.add(self)
 
     async def start(self) -> None:
-        """Start the runtime; raises ConfigError if no bootstrap server can be resolved."""
+        """Start the runtime.
+
+        Raises:
+            ConfigError: no bootstrap server can be resolved.
+        """
         fresh = self.runtime is None
         self.usable()
         if fresh:
@@ -77,7 +81,7 @@ class Lifecycle:
         self.check_loop_and_process()
         if self._closing is None or self._closing.cancelled():
             if self.thread_queue is None or self.thread_queue.is_empty:
-                self._stop()  # now; else once the records of other threads are in batches
+                self._stop()  # otherwise `_close` does it after the queued records were appended
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close(timeout), name="aiokprod-close")
         try:
@@ -96,7 +100,7 @@ class Lifecycle:
             self.runtime.fast_path.stop()  # `submit` does not check `closed`
 
     async def close_at_exit(self) -> DrainReport:
-        """`close` at the end of ``async with``, which cannot be given a timeout."""
+        """Close the producer at the end of ``async with``, with close_timeout_ms as timeout."""
         timeout_ms = self._config.close_timeout_ms
         return await self.close(None if timeout_ms < 0 else timeout_ms / 1000)
 
@@ -130,7 +134,7 @@ class Lifecycle:
                     max_block = self._config.max_block_ms / 1000
                     await abort_on_close(runtime.transactions, deadline, max_block)
         except asyncio.CancelledError:
-            # This task itself was cancelled (a shutdown that cancels all tasks): end at once.
+            # A shutdown that cancels all tasks has cancelled this task: close at once.
             deadline = loop.time()
         drain.give_up(runtime.accumulator.incomplete)
         try:
@@ -140,7 +144,7 @@ class Lifecycle:
         return drain.report()
 
     def warn_if_unclosed(self, producer: object) -> None:
-        """Issue a ResourceWarning if a started producer is dropped without `close`."""
+        """Issue a ResourceWarning if a started producer is deleted without `close`."""
         if self.runtime is not None and not self.closed and not self.forked:
             warnings.warn(
                 f"unclosed producer {self._client_id}: use `async with` or `await close()`",
@@ -152,9 +156,9 @@ class Lifecycle:
     # -- checks ---------------------------------------------------------------------------------
 
     def check_loop_and_process(self, *, running: bool = False) -> None:
-        """Raise unless called on the producer's event loop, in its process.
+        """Raise unless called in the producer's process and on its event loop.
 
-        Before the start the producer has no loop; then, with `running`, some loop must be running.
+        A producer that is not started has no loop yet. With `running`, any loop must be running.
         """
         self._check_process()
         runtime = self.runtime
@@ -186,7 +190,7 @@ class Lifecycle:
             )
 
     def usable(self) -> Runtime:
-        """The runtime, started if need be.
+        """Return the runtime, and start it if necessary.
 
         Raises:
             ProducerClosed, ProducerFailed, WrongLoop, ForkedProcess: the producer is unusable.
@@ -199,8 +203,8 @@ class Lifecycle:
         return runtime
 
     def runtime_for_sending(self) -> Runtime:
-        """Like `usable`, for calls that send records. The outcome of the error is NOT_SENT: it is
-        the outcome of this call's records, not of the records that caused the error."""
+        """Like `usable`, for calls that send records. Errors have the outcome NOT_SENT, because it
+        applies to the records of this call, not to those that caused the error."""
         try:
             return self.usable()
         except KafkaError as error:
@@ -208,10 +212,10 @@ class Lifecycle:
         try:
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     def live(self) -> Runtime:
-        """Like `usable`, but a fatal error of the producer state is not raised."""
+        """Like `usable`, but do not raise a fatal error of the producer state."""
         self.check_loop_and_process(running=True)
         if self.closed:
             raise ProducerClosed("the producer is closed; create a new one")
@@ -225,7 +229,7 @@ class Lifecycle:
         return runtime
 
     def check_running(self) -> None:
-        """Called after a wait: raises if the producer failed or was closed during the wait."""
+        """Raise if the producer failed or was closed. Called after a wait."""
         runtime = self.started()
         if runtime.failure is not None:
             raise runtime.failure.copy().with_(outcome=Outcome.NOT_SENT)
@@ -233,11 +237,11 @@ class Lifecycle:
             raise ProducerClosed("the producer was closed while the send was in progress")
 
     def thread_queue_for_sending(self) -> ThreadQueue:
-        """The queue for records of other threads.
+        """Return the queue for records of other threads.
 
         Raises:
             ProducerClosed, ProducerFailed, ForkedProcess: the producer is unusable.
-            WrongLoop: it is not started, and so has no event loop yet.
+            WrongLoop: the producer is not started and has no event loop yet.
         """
         self._check_process()
         if self.closed:
@@ -252,7 +256,7 @@ class Lifecycle:
         return self.thread_queue
 
     def started(self) -> Runtime:
-        """The runtime of a producer that was started."""
+        """Return the runtime of a producer that was started."""
         assert self.runtime is not None, "only called once the producer is started"
         return self.runtime
 

@@ -1,4 +1,4 @@
-"""The result of `Producer.metrics`."""
+"""Collects the metrics that `Producer.metrics` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RecordFuture`: the outcome of a record, for threads other than that of the event loop."""
+"""`RecordFuture`: the outcome of a record that another thread has sent."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from aiokprod.errors import KafkaError
 
 Fields = tuple[Any, Any, Any, Any, Any, Any]
-"""Topic, value, key, partition, timestamp_ms and headers of a record."""
+"""The topic, value, key, partition, timestamp_ms and headers of a record."""
 
 
 UNKNOWN_SIZE: Final = 256
-"""Assumed size of a key or value that is not serialized yet, bytes."""
+"""Assumed size in bytes of a key or value that is not serialized yet."""
 
 
 _NO_FIELDS: Final[Fields] = (None, None, None, None, None, None)
@@ -42,7 +42,7 @@ class RecordOwner(Protocol):
 
     Attributes:
         loop: the event loop of the producer.
-        outcomes: lock of the states of all its futures.
+        outcomes: lock for the states of all futures of the queue.
     """
 
     @property
@@ -51,10 +51,11 @@ class RecordOwner(Protocol):
     def outcomes(self) -> contextlib.AbstractContextManager[Any, Any]: ...
 
     def check_waiting(self, record: RecordFuture) -> None:
-        """Raise, or end the record, if waiting for it in this thread could not end."""
+        """Raise if a wait for the record in this thread would never end. If the loop is closed,
+        fail the record instead."""
 
     def on_unretrieved(self, error: BaseException) -> None:
-        """A failure was not retrieved."""
+        """Report an error that was never retrieved."""
 
 
 class RecordFuture(concurrent.futures.Future[RecordMetadata]):
@@ -64,23 +65,22 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     ends the wait, and withdraws the record if its batch has not been encoded for sending; see
     `Delivery.cancel`. A failure that is never retrieved is logged.
 
-    Creating the lock and the lists of waiters and callbacks that every `Future` has takes more time
-    than everything else that is done for a record. Here they are created on first use, which is
-    rare. Therefore the state is changed under a lock of the queue, and waiters are notified only if
-    there are any.
+    Creating the lock and the lists of a standard `Future` would take more time than all other work
+    for a record. Here they are created on first use, which is rare. The state is therefore changed
+    under a lock of the queue.
 
-    `result`, `exception`, `cancel` and `add_done_callback` may be interrupted by a signal handler
-    that waits for the loop; see `ThreadWaits`. `concurrent.futures.wait` and `as_completed` may
-    not: they have locks that the loop takes when a record ends.
+    A signal handler that waits for the loop may interrupt `result`, `exception`, `cancel` and
+    `add_done_callback`; see `ThreadWaits`. It must not interrupt `concurrent.futures.wait` or
+    `as_completed`, which hold locks that the loop takes when a record gets its outcome.
 
     Attributes:
         topic: the topic of the record.
-        fields: the arguments of `Producer.send` in its order; None once the record is in a batch
-            or has failed, so that a future does not keep key and value in memory.
-        size: bytes of key and value; assumed for those that are not serialized yet.
+        fields: the arguments of `Producer.send` in its order. All are None once the record is in a
+            batch or has failed, so that the future does not keep key and value in memory.
+        size: bytes of key and value; `UNKNOWN_SIZE` for each that is not serialized yet.
         context: the context of the caller, for serializers, interceptors and plug-ins; None if
             there are none.
-        delivery: the handle of the record, None until it is in a batch.
+        delivery: the handle of the record, or None until the record is in a batch.
     """
 
     # The slots include the attributes of `Future`, so that no dict is created for them.
@@ -105,7 +105,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     def __init__(
         self, queue: RecordOwner, fields: Fields, size: int, context: contextvars.Context | None
     ) -> None:
-        # `super().__init__()` is not called; see the class.
+        # Do not call `super().__init__()`, which creates the lock and the lists.
         self._queue = queue
         self.topic: str = fields[0]
         self.fields = fields
@@ -127,18 +127,18 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         if self._made_condition is None:
             made = threading.Condition()
             waiters: list[Any] = []
-            with self._queue.outcomes:  # without a call, in which a signal handler could run
+            with self._queue.outcomes:  # no call inside, because a signal handler could run in it
                 if self._made_condition is None:
                     self._waiters = waiters
                     self._made_condition = made
         return self._made_condition
 
     def _watched(self) -> _Watchers:
-        """The threads and functions that wait for the end. A caller that adds one must then look at
-        the state: the record may already have ended."""
+        """Return the waiting threads and callbacks. After adding one, the caller must check the
+        state again, because the record may already have its outcome."""
         if self._watchers is None:
             made = _Watchers()
-            with self._queue.outcomes:  # without a call
+            with self._queue.outcomes:  # no call inside
                 if self._watchers is None:
                     self._watchers = made
         return self._watchers
@@ -146,20 +146,20 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     # -- in any thread --------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """True if the record has its outcome, or was cancelled."""
+        """Return True if the record has its outcome, or was cancelled."""
         return self._state != PENDING
 
     def cancelled(self) -> bool:
-        """True if `cancel` was called before the record had its outcome."""
+        """Return True if `cancel` was called before the record had its outcome."""
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def running(self) -> bool:
-        """False: the record can be cancelled until it has its outcome."""
+        """Return False, because the future can be cancelled until the record has its outcome."""
         return False
 
     def cancel(self) -> bool:
-        """Withdraw the record or stop waiting for it. False if it has its outcome already."""
-        with self._queue.outcomes:  # without a call
+        """Withdraw the record or stop waiting for it. Return False if it already has an outcome."""
+        with self._queue.outcomes:  # no call inside
             is_first = self._state == PENDING
             if is_first:
                 self._state = CANCELLED
@@ -171,21 +171,21 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return True
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call the function when the record has its outcome or was cancelled, or now if that is so.
-        What it raises is logged."""
+        """Call the function when the record has its outcome or was cancelled; at once if that has
+        already happened. Exceptions of the function are logged."""
         self._watched().callbacks.append(fn)
         if self._state != PENDING:
             self._call_watchers()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """The record's metadata.
+        """Wait for the outcome and return the record's metadata.
 
         Raises:
             KafkaError: the record failed; see `.outcome`.
-            TimeoutError: it has no outcome after `timeout` seconds. It is still being delivered.
+            TimeoutError: the record has no outcome after `timeout` seconds; its delivery continues.
             WrongLoop: called on the producer's event loop, which would wait for itself.
-            ForkedProcess: called in a child process; the outcome is known in the parent only.
-            concurrent.futures.CancelledError: it was cancelled.
+            ForkedProcess: called in a child process; only the parent receives the outcome.
+            concurrent.futures.CancelledError: the future was cancelled.
         """
         if self._state == FINISHED and self._exception is None:
             metadata: RecordMetadata = self._result
@@ -195,12 +195,13 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             try:
                 raise error
             finally:
-                del error, self  # no cycle of error, traceback and frame
+                del error, self  # avoid a reference cycle of error, traceback and frame
         metadata = self._result
         return metadata
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of a record that failed, or None if it was delivered. Errors: see `result`."""
+        """Wait for the outcome and return the record's error, or None if it was delivered. Raises
+        the other errors of `result`."""
         return self._retrieved_error(timeout)
 
     def _retrieved_error(self, timeout: float | None) -> BaseException | None:
@@ -211,7 +212,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
             if self._state == PENDING:
                 self._watched().waits.wait(self.done, timeout)
         finally:
-            self._retrieved = False  # before `done()`: a later failure is not retrieved
+            self._retrieved = False  # before `done()`: a failure after it counts as not retrieved
             has_ended = self._retrieved = self.done()
         if not has_ended:
             raise TimeoutError
@@ -224,24 +225,24 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
     # -- on the loop ----------------------------------------------------------------------------
 
     def settle(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """Set the outcome, unless the future was cancelled; the `on_delivery` of the record."""
+        """Set the outcome, unless the future was cancelled. This is the record's `on_delivery`."""
         if error is None:
             self._finish(metadata, None)
         else:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Set an error as the outcome, unless it has one or was cancelled."""
+        """Set an error as the outcome, unless the future has an outcome or was cancelled."""
         self.fields, self.context = _NO_FIELDS, None
         self._finish(None, error)
         if self._exception is error:
             if not self._retrieved:
                 self._unread = _Unread(self._queue, error)
-            if self._retrieved and self._unread is not None:  # retrieved meanwhile
+            if self._retrieved and self._unread is not None:  # another thread has retrieved it
                 self._unread.error = None
 
     def _finish(self, result: RecordMetadata | None, error: BaseException | None) -> None:
-        with self._queue.outcomes:  # without a call
+        with self._queue.outcomes:  # no call inside
             condition = self._made_condition
             is_first = condition is None and self._state == PENDING
             if is_first:
@@ -262,10 +263,10 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         result: RecordMetadata | None,
         error: BaseException | None,
     ) -> bool:
-        """`_finish` of a record that `wait` or `as_completed` may look at. They add waiters and
-        read the state under this lock, so both must change together."""
+        """Set the outcome of a future that `wait` or `as_completed` may use. They read the state
+        and add waiters under `condition`, so set the state and notify waiters under it too."""
         with condition:
-            with self._queue.outcomes:  # without a call
+            with self._queue.outcomes:  # no call inside
                 is_first = self._state == PENDING
                 if is_first:
                     self._result = result
@@ -280,7 +281,8 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
         return is_first
 
     def _call_watchers(self) -> None:
-        """Wake the threads in `result`, and call each callback once. May run in any thread."""
+        """Wake the threads that wait in `result` or `exception`, and call each callback once. May
+        run in any thread."""
         watchers = self._watchers
         if watchers is None:
             return
@@ -297,7 +299,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def end_cancelled(self) -> None:
         """Report to `wait` and `as_completed` that the future was cancelled."""
-        with self._queue.outcomes:  # without a call
+        with self._queue.outcomes:  # no call inside
             condition = self._made_condition
             if condition is None and self._state == CANCELLED:
                 self._state = CANCELLED_AND_NOTIFIED
@@ -310,13 +312,15 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
                     waiter.add_cancelled(self)
 
     def waits(self, appending: asyncio.Task[Delivery]) -> None:
-        """The record waits for metadata or memory. Cancelling the task withdraws it."""
+        """Store the task that appends the record once there are metadata and memory. Cancelling the
+        task withdraws the record."""
         self._appending = appending
         if self.cancelled():
             appending.cancel()
 
     def appended(self, delivery: Delivery) -> None:
-        """The record is in a batch."""
+        """Store the handle of the appended record. If the future was cancelled, withdraw the
+        record."""
         self.delivery = delivery
         self.fields, self.context = _NO_FIELDS, None
         if self._state != PENDING and self.cancelled():
@@ -330,7 +334,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
 
 class _Watchers:
-    """The threads that wait for a record, and the functions that are called at its end."""
+    """The threads that wait for a record's outcome, and the callbacks to call with it."""
 
     __slots__ = ("callbacks", "waits")
 
@@ -340,8 +344,8 @@ class _Watchers:
 
 
 class _Unread:
-    """Holds the error of a `RecordFuture`. If it was never read, reports it when this object is
-    deleted."""
+    """Holds the error of a `RecordFuture`, and reports it if this object is deleted before the
+    error was retrieved."""
 
     __slots__ = ("_queue", "error")
 
@@ -355,9 +359,9 @@ class _Unread:
 
 
 class RecordLink:
-    """The `on_delivery` of a record that waits. The frames of the record's error refer to this
-    object. They must not keep the record itself alive: then a failure that is never read would not
-    be noticed."""
+    """The `on_delivery` of a record that waits to be appended. The traceback of the record's error
+    references this object instead of the `RecordFuture`. If it kept the future alive, a failure
+    that is never retrieved would not be detected."""
 
     __slots__ = ("record",)
 
@@ -370,7 +374,8 @@ class RecordLink:
 
 
 def size_of(data: Any) -> int:
-    """Bytes of a key or value; assumed if it is not serialized yet."""
+    """Return the size of a key or value in bytes, or `UNKNOWN_SIZE` if it is not serialized yet. A
+    str counts its characters."""
     if data is None:
         return 0
     return len(data) if isinstance(data, (bytes, bytearray, str)) else UNKNOWN_SIZE

@@ -1,5 +1,5 @@
-"""Reports single records to interceptors, plug-ins and the observer. The parts that run once per
-record are compiled (`HookCalls`)."""
+"""Reports single records to interceptors, plug-ins and the observer. Code that runs for every
+record is compiled (`HookCalls`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class RecordHooks(HookCalls):
-    """The interceptors and plug-ins of one producer, and its observer for refused records.
+    """Calls the interceptors and plug-ins of one producer, and its observer for refused records.
 
     Args:
-        on_failure: called with the plug-in and the name of the method for each exception.
+        on_failure: called with the plug-in and the method name after each exception of a plug-in.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RecordHooks(HookCalls):
         """Report a record that failed before it was in a batch.
 
         Args:
-            record: the record, as far as it was prepared.
+            record: the results of its preparation so far, or None.
         """
         own = located(_as_kafka_error(error), topic, partition)
         self._observer.on_record_refused(own)
@@ -63,11 +63,11 @@ class RecordHooks(HookCalls):
             self.end(record.hooked, topic, partition, own)
 
     def given_up(self, hooked: HookedRecord, error: BaseException) -> None:
-        """Report a record whose interceptor has raised something other than an `Exception`."""
+        """Report a record whose interceptor raised a BaseException that is not an `Exception`."""
         self._end_given_up(hooked, located(_as_kafka_error(error), hooked.topic, hooked.partition))
 
     def dropped(self, hooked: HookedRecord) -> None:
-        """The call of a record was deleted before it ended, for example a coroutine that was
+        """Report a record whose call was deleted before it ended, such as a coroutine that was
         cancelled before it ran. May be called from any thread."""
         if self.loop is None:
             return
@@ -81,11 +81,11 @@ class RecordHooks(HookCalls):
         self.end(hooked, hooked.topic, hooked.partition, error)
 
     def withdrawn_error(self, topic: str, partition: int) -> KafkaError:
-        """The error of a record that was withdrawn from its batch."""
+        """Return the error of a record that was withdrawn from its batch."""
         return located(_as_kafka_error(asyncio.CancelledError()), topic, partition)
 
     def failed(self, plugin: object, method: str, error: Exception) -> None:
-        """Count and log the exception of a plug-in, which is otherwise ignored."""
+        """Count and log an exception of a plug-in, which is otherwise ignored."""
         if self._on_failure is not None:
             self._on_failure(plugin, method)
         key = (id(plugin), method)
@@ -105,18 +105,18 @@ class RecordHooks(HookCalls):
         )
 
     def check_headers(self, headers: tuple[Header, ...]) -> None:
-        """Raise ValueError if headers of a plug-in cannot be sent."""
+        """Raise ValueError if the headers that a plug-in added cannot be sent."""
         record_size_bound(None, None, headers)
 
 
 def located(error: KafkaError, topic: str, partition: int | None) -> KafkaError:
-    """The error with topic and partition of its record, unless it has them already."""
+    """Return the error with the topic and partition of its record, unless it has a topic."""
     return error if error.topic is not None else error.with_(topic=topic, partition=partition)
 
 
 def _as_kafka_error(error: BaseException) -> KafkaError:
-    """The error to report. Any other exception becomes the cause of a `KafkaError` with outcome
-    NOT_SENT."""
+    """Return the error to report. An exception that is not a `KafkaError` becomes the cause of one
+    with outcome NOT_SENT."""
     if isinstance(error, KafkaError):
         return error
     what = (

@@ -1,5 +1,5 @@
-"""Serializes key and value of a record on the slow path. The fast path uses the compiled base
-class, `SerializerPair`, alone."""
+"""Serializes key and value of a record on the slow path. The fast path uses only the compiled base
+class, `SerializerPair`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def close_coroutines(serialized: SerializedRecord | None) -> None:
 
 
 class RecordSerializers(SerializerPair):
-    """A producer's two serializers."""
+    """The key serializer and the value serializer of a producer."""
 
     def __init__(
         self, key_serializer: AnySerializer | None, value_serializer: AnySerializer | None
@@ -37,15 +37,15 @@ class RecordSerializers(SerializerPair):
         super().__init__(self._bound_key, self._bound_value)
 
     def parts(self) -> tuple[object, object]:
-        """The serializer objects, for `configure` and `close`."""
+        """Return the serializer objects, for `configure` and `close`."""
         return self._bound_key.serializer, self._bound_value.serializer
 
     async def warm(self, topics: list[str], deadline: float) -> None:
-        """Prepare the serializers for all topics at the same time.
+        """Prepare the serializers for all topics concurrently.
 
         Raises:
             SerializationError: a serializer cannot be prepared, or not before `deadline` (loop
-                time). It is raised without waiting for the others.
+                time). The other preparations are then cancelled.
         """
         tasks = [
             asyncio.create_task(bound.warm(topic, deadline), name="aiokprod-warm-serializer")
@@ -64,13 +64,13 @@ class RecordSerializers(SerializerPair):
     def start(
         self, record: ProducerRecord[Any, Any], serialized: SerializedRecord | None = None
     ) -> SerializedRecord:
-        """Call the serializers of a record; `finish` or `finish_now` must follow."""
+        """Call the serializers of a record. `finish` or `finish_now` must be called afterwards."""
         return self.serialize(record.topic, record.headers, record.value, record.key, serialized)
 
     async def finish(
         self, record: ProducerRecord[Any, Any], serialized: SerializedRecord, deadline: float
     ) -> Payload:
-        """Wait for asynchronous serializers until `deadline` (loop time); (value, key).
+        """Wait for asynchronous serializers until `deadline` (loop time). Return (value, key).
 
         Raises:
             SerializationError: a serializer failed or took too long; nothing was appended.
@@ -108,4 +108,4 @@ class RecordSerializers(SerializerPair):
         try:
             raise failure
         finally:
-            del failure  # no cycle of error, traceback and frame
+            del failure  # avoid a reference cycle of error, traceback and frame

@@ -1,4 +1,4 @@
-"""The calls that send one record, for records that the compiled fast path has not appended."""
+"""Sends single records that the compiled fast path has not appended."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ report_withdrawals_with(_withdrawn)
 
 
 def late_error(delivery: Delivery, timeout: float, reason: str) -> DeliveryTimeout:
-    """The error of a call that gave up waiting for a record after `timeout` seconds, and cancelled
-    its handle.
+    """Return the error of a call whose `timeout` (seconds) has passed and which has cancelled the
+    record's handle.
 
     Args:
-        reason: what the record waited for.
+        reason: text about the cause of the delay.
     """
     withdrawn = delivery.withdrawn
     return DeliveryTimeout(
@@ -50,10 +50,10 @@ def late_error(delivery: Delivery, timeout: float, reason: str) -> DeliveryTimeo
 
 
 class RecordSubmitter:
-    """Checks a record's arguments and sends it by the slow path.
+    """Checks a record's arguments and sends the record by the slow path.
 
-    Arguments named `fields` are the positional ones of `append`: those of `Producer.send` in its
-    order (topic, value, key, partition, timestamp_ms, headers), `serialized` and `on_delivery`.
+    `fields` are the positional arguments of `append`: those of `Producer.send` in its order (topic,
+    value, key, partition, timestamp_ms, headers), then `serialized` and `on_delivery`.
     """
 
     def __init__(self, lifecycle: Lifecycle, slow_path: SlowPath, max_block: float) -> None:
@@ -64,14 +64,16 @@ class RecordSubmitter:
     def submit(self, *fields: Any) -> Awaitable[Delivery]:
         """The slow path of `Producer.submit`.
 
-        Raises WrongLoop at the call: a coroutine that was created in another thread would never
-        run, and the record would be lost without an error.
+        Raises:
+            WrongLoop: at the call, not at the await. A coroutine that was created in another thread
+                might never run, and its record would be lost without an error.
         """
         self._lifecycle.check_loop_and_process(running=True)
         return self._append_and_yield(*fields)
 
     async def _append_and_yield(self, *fields: Any) -> Delivery:
-        """Like `append`, for callers that may append the next record without waiting."""
+        """Like `append`, but yield to the event loop at the end of a time slice: the caller may
+        send many records without waiting."""
         delivery = await self.append(*fields)
         if self._lifecycle.started().yield_queue.slice_is_over():
             await asyncio.sleep(0)
@@ -90,12 +92,11 @@ class RecordSubmitter:
         *,
         block: float | None = None,
     ) -> Delivery:
-        """Wait at most `block` seconds, and at most max_block_ms, until the record is in a batch.
-        The limits include the time of asynchronous serializers.
+        """Append a record to a batch. Wait at most `block` seconds, and at most max_block_ms,
+        including the time of asynchronous serializers.
 
         Args:
-            serialized: the results of the user code that the fast path has called; None if it has
-                called none.
+            serialized: the results of the user code that the fast path has called, or None.
 
         Cancellation: the record is not sent.
         """
@@ -114,8 +115,8 @@ class RecordSubmitter:
     def _runtime_for_sending(
         self, topic: Any, partition: Any, serialized: SerializedRecord | None
     ) -> Runtime:
-        """Like `Lifecycle.runtime_for_sending`. User code that the fast path has called may have
-        closed the producer; then the record is reported as refused."""
+        """Like `Lifecycle.runtime_for_sending`. If the fast path has called user code, which may
+        have closed the producer, an error is also reported to the hooks."""
         try:
             return self._lifecycle.runtime_for_sending()
         except KafkaError as error:
@@ -142,7 +143,7 @@ class RecordSubmitter:
             close_coroutines(serialized)
 
     def timed_out(self, delivery: Delivery, timeout: float) -> DeliveryTimeout:
-        """The error of `send` if its timeout has ended the wait for the record."""
+        """Return the error of `send` after its timeout, and report it."""
         runtime = self._lifecycle.started()
         queue = runtime.accumulator.known_queue(delivery.topic, delivery.partition)
         reason = (
@@ -158,7 +159,7 @@ class RecordSubmitter:
 
     async def late(self, record: RecordFuture, timeout: float) -> DeliveryTimeout:
         """Like `timed_out`, for a record that another thread has sent and cancelled."""
-        for _ in range(2):  # until `cancel` has been carried out, even if it was being appended
+        for _ in range(2):  # `cancel` may take two iterations if the record is being appended
             await asyncio.sleep(0)
         if record.delivery is not None:
             return self.timed_out(record.delivery, timeout)

@@ -1,6 +1,7 @@
-"""The parts of a started producer, all on one event loop.
+"""The components of a started producer, all on one event loop.
 
-Connects engine and network, and owns the background tasks: if one of them ends, the producer fails.
+`Runtime` connects the engine with the network and runs the background tasks. If a task ends, the
+producer fails.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ _STICKY_SAMPLE = 32
 _TRANSACTION_FEATURE = "transaction.version"
 _GET_TELEMETRY_SUBSCRIPTIONS = 71
 _LAST_PUSH_S = 1.0
-"""Seconds that `close` waits at most for the response to the last push of metrics."""
+"""Maximum time in seconds that `close` waits for the response to the last push of metrics."""
 
 
 class Runtime:
-    """Engine, network and tasks of a started producer, all on one loop.
+    """Engine, network and tasks of a started producer, all on one event loop.
 
     Attributes:
-        failure: the error that ended the producer, None while it works.
-        transactions: its calls, if the producer is transactional.
-        watch: notices outages.
-        on_failure: called with the error that ended the producer.
+        failure: the error that ended the producer, or None.
+        transactions: the transactional calls, or None if the producer is not transactional.
+        watch: detects and logs outages.
+        on_failure: called with the error that ends the producer.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Runtime:
         self._executor = LateExecutor(2, "aiokprod-codec") if compresses else None
         wakeup = WakeupEvent(loop, keep_timer=True)
         self.wake_sender = wakeup.set
-        """Let the sender run in the next iteration of the event loop."""
+        """Wake the sender, which runs in the next iteration of the event loop."""
         self.metadata = Metadata(config, environment.rng)
         self.client = NetworkClient(
             config,
@@ -192,7 +193,8 @@ class Runtime:
         return non_idempotent_state(guarantee_order=in_flight == _NOT_IDEMPOTENT_ORDERED)
 
     def _transactional_state(self, transactional_id: str) -> ProducerState:
-        # Import this only here: most producers have no transactions, and imports take time.
+        # Import these modules only here: most producers have no transactions, and imports take
+        # time.
         from aiokprod._engine.identity.coordinators import Coordinators
         from aiokprod._engine.identity.transaction_calls import TransactionCalls
         from aiokprod._engine.identity.transaction_driver import TransactionDriver
@@ -228,24 +230,24 @@ class Runtime:
         """Set whether records are accepted for the open transaction."""
         self.fast_path.set_transaction_open(is_open)
         if is_open:
-            # Keep the sticky partition only within a transaction.
+            # A new transaction need not continue with the sticky partitions of the previous one.
             self.topic_slots.choose_sticky_anew()
 
     def set_completing(self, completing: bool) -> None:
-        """Set whether the transaction is ending; then batches do not wait for `linger_ms`."""
+        """Set whether the transaction is ending. Batches then do not wait for `linger_ms`."""
         self.accumulator.completing = completing
 
     def wake_driver(self) -> None:
-        """Make the transaction driver look for its next step."""
+        """Wake the transaction driver, which then determines its next step."""
         if self._driver is not None:
             self._driver.wake()
 
     def has_incomplete(self) -> bool:
-        """True if a batch has no outcome."""
+        """Return True if any batch has no outcome."""
         return bool(self.accumulator.incomplete)
 
     def with_records(self) -> set[TopicPartition]:
-        """The partitions that have records without an outcome, or a batch that takes records."""
+        """Return the partitions that have records without an outcome, or an open batch."""
         return {
             batch.topic_partition
             for batch in list(self.accumulator.incomplete)
@@ -257,7 +259,7 @@ class Runtime:
         self.sender.fail_unsent(error, with_sequence=with_sequence, in_doubt=in_doubt)
 
     def transaction_version(self) -> int:
-        """The finalized level of the cluster's transaction.version, or 0 if unknown."""
+        """Return the finalized level of the cluster's transaction.version, or 0 if unknown."""
         return self.client.finalized_feature(_TRANSACTION_FEATURE)
 
     def _metadata_updater(self) -> MetadataUpdater:
@@ -270,7 +272,7 @@ class Runtime:
         )
 
     def backoff(self, attempts: int) -> float:
-        """Seconds before the next attempt, after `attempts` ≥ 1."""
+        """Return the number of seconds to wait after `attempts` (≥ 1) attempts."""
         return self._backoff(attempts)
 
     def _backoff(self, attempts: int) -> float:
@@ -305,7 +307,7 @@ class Runtime:
         self.fail(cause)
 
     def fail(self, cause: BaseException) -> None:
-        """End the producer: every pending and later call raises ProducerFailed with this cause."""
+        """Fail the producer. Every pending and later call raises ProducerFailed with this cause."""
         if self.failure is not None or self._closing:
             return
         logger.error(
@@ -319,7 +321,7 @@ class Runtime:
         failure.__cause__ = cause
         try:
             self._stop_with(failure)
-        except BaseException:  # a signal handler raised once more
+        except BaseException:  # an exception of a signal handler interrupted the call
             self._stop_with(failure)
             raise
         if self.on_failure is not None:
@@ -330,7 +332,7 @@ class Runtime:
             task.cancel()
 
     def _unsettled(self) -> int:
-        """Number of records without an outcome."""
+        """Return the number of records without an outcome."""
         batches = self.accumulator.incomplete
         return sum(batch.core.record_count for batch in batches if not batch.core.settled)
 
@@ -382,14 +384,18 @@ class Runtime:
         self.wake_sender()
 
     def shut_out(self) -> KafkaError | None:
-        """The authentication error if all brokers refuse the credentials, else None. Raise only
-        copies of it."""
+        """Return the authentication error if all brokers reject the credentials, otherwise None.
+        Callers must raise a copy."""
         return self.sender.auth_failures.final_of_all(self.loop.time())
 
     def on_unretrieved_bulk(self, records: int, error: KafkaError) -> None:
-        """Log and report failed records of a `send_many` or `send_table` whose result was not read.
+        """Log and report failed records of a bulk call whose result was not read.
 
-        May be called from any thread. `error` is that of the first of `records` failures.
+        May be called from any thread.
+
+        Args:
+            records: number of failed records.
+            error: the error of the first of them.
         """
         logger.error(
             "%d records of a bulk call failed and its result was not read, the first one: %s",
@@ -436,13 +442,15 @@ class Runtime:
         return {batch.topic_partition.topic for batch in list(self.accumulator.incomplete)}
 
     def is_connected(self, node_id: int) -> bool:
-        """True if there is a connection to a broker that accepts requests, or did until now."""
-        # Versions are known exactly while a connection is up, even if it is throttled or full.
+        """Return True if a broker is connected, even if it is throttled or has the maximum number
+        of requests in flight."""
+        # The API versions are known from the ApiVersions response until the connection ends.
         return self.client.version_range(node_id, _PRODUCE) is not None
 
     def _choose_sticky(self, slot: TopicSlot) -> int:
-        """The next partition for records without key (KIP-794). Chosen from a sample if the topic
-        has many partitions, so that the cost of a batch does not depend on their number."""
+        """Return the next partition for records without a key (KIP-794). If the topic has many
+        partitions, choose from a sample, so that the cost per batch does not depend on their
+        number."""
         snapshot = self.metadata.snapshot
         available: Sequence[int] = snapshot.available_partitions(slot.topic)
         usable: Sequence[int] = ()
@@ -454,7 +462,7 @@ class Runtime:
         )
 
     def gauges(self) -> dict[str, float]:
-        """The gauges of `metrics()`: present values by name. May be called in any thread."""
+        """Return the gauges of `metrics()`: current values by name. May be called in any thread."""
         return {
             "buffer_available_bytes": self.memory.limit - self.memory.used,
             "buffer_total_bytes": self.memory.limit,
@@ -471,7 +479,7 @@ class Runtime:
     # -- closing --------------------------------------------------------------------------------
 
     def stop_accepting(self, error: KafkaError) -> None:
-        """Accept no more records; calls that wait to append one raise `error`."""
+        """Accept no more records. Calls that wait to append a record raise `error`."""
         self.fast_path.stop()
         self.accumulator.closing = True
         self.memory.close(error)
@@ -480,16 +488,16 @@ class Runtime:
         self.wake_sender()
 
     async def drain(self, deadline: float) -> None:
-        """Wait until every appended record has an outcome, at most until `deadline`."""
+        """Wait until every appended record has an outcome, or until `deadline`."""
         pending = list(self.accumulator.incomplete)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self.flushes.wait(pending, until_given_up=True)
 
     async def close(self, deadline: float) -> None:
-        """Fail the remaining records, end the tasks, close the connections.
+        """Fail the remaining records, end the tasks, and close the connections.
 
-        Cancellation: stops waiting; tasks are cancelled and connections are being closed.
+        Cancellation ends the waits; tasks are already cancelled, and connections are closed.
         """
         self._closing = True
         error = self.failure or ProducerClosed(

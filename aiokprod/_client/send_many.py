@@ -1,4 +1,4 @@
-"""`send_many`: appends records as fast as memory allows, and yields to the event loop."""
+"""`send_many`: appends records as fast as memory allows, and regularly yields to the event loop."""
 
 from __future__ import annotations
 
@@ -41,19 +41,18 @@ if TYPE_CHECKING:
 class BulkSender:
     """One `send_many` call.
 
-    If a record cannot be appended, for example because there is no memory, its error is in the
-    result. The call itself raises only if the producer ends, or if all records have a wrong type,
-    which is a programming error. After a wait has timed out, later records do not wait for the same
-    reason: not for a topic until it is in the metadata, and not for memory until a record was
+    If a record cannot be appended, for example for lack of memory, its error is in the result. The
+    call itself raises only if the producer ends, or if all records have a wrong type, which is a
+    programming error. After a wait has timed out, later records do not wait for the same reason.
+    They wait for a topic again once it is in the metadata, and for memory once a record was
     appended.
 
     Attributes:
         tracker: the records that are in batches.
-        refused: errors of the others, by position in the call.
-        interrupted: the error because of which the remaining records were not read; None if all
-            were.
-        is_running: the call has not ended.
-        raised: it has ended with an exception.
+        refused: errors of the records that were not appended, by position in the call.
+        interrupted: the error that ended the reading of the records early, or None.
+        is_running: True until the call has ended.
+        raised: True if the call has ended with an exception.
         on_read: called once all records have been appended or refused.
     """
 
@@ -69,7 +68,7 @@ class BulkSender:
         self._slow_path = slow_path
         self._check = check
         self._max_block = max_block
-        self._progress = progress  # until the call begins
+        self._progress = progress  # None once the call has begun
         self.tracker = BulkTracker()
         self.refused: dict[int, KafkaError] = {}
         self.interrupted: KafkaError | None = None
@@ -78,7 +77,7 @@ class BulkSender:
         self.on_read: Callable[[], object] | None = None
         self._is_read = False  # all records were appended or refused
         self._wrong_types = 0  # number of records with a wrong type
-        self._no_room_since = -1  # number of appended records when a wait for memory timed out
+        self._no_room_since = -1  # number of appended records at the last timeout for memory
         self._missing: dict[str, tuple[int | None, KafkaError]] = {}
 
     async def send_columns(
@@ -107,8 +106,8 @@ class BulkSender:
             return await self._finish()
 
     def _all_like_first(self, columns: Columns) -> bool:
-        """True if all records have the same type as the first one, which was rejected. Never true
-        with serializers, because they may accept other values of that type."""
+        """Return True if all records have the same type as the first record, which was rejected.
+        Always False with serializers, because they may accept other values of that type."""
         keys = columns.keys or ()
         return (
             self._slow_path.plain
@@ -118,8 +117,8 @@ class BulkSender:
 
     @contextlib.contextmanager
     def awaiting(self) -> Iterator[None]:
-        """Inside this context failures of the records are not logged: the caller gets them in the
-        result or, if the call raises, from its `BulkProgress`."""
+        """Context of the running call. Failures of records are not logged in it, because the caller
+        gets them from the result or, if the call raises, from its `BulkProgress`."""
         progress, self._progress = self._progress, None
         if progress is not None:
             progress.begin(self)
@@ -140,9 +139,9 @@ class BulkSender:
             self.is_running = False
 
     def abandon(self) -> None:
-        """Log the failures of a call that has raised, because its caller will not retrieve the
-        outcomes: those that are known now, others when they occur."""
-        # The result is dropped unread, which reports the failures that are known.
+        """Log the failures of a call that has raised, because its caller will not retrieve them.
+        Known failures are logged now, later failures when they occur."""
+        # Deleting an unread result reports the known failures.
         BulkResult(self.tracker, self.refused, None, self._runtime.on_unretrieved_bulk)
         self.tracker.abandon()
 
@@ -152,14 +151,14 @@ class BulkSender:
         return self.tracker.count + len(self.refused)
 
     async def _advance(self, topic: str, partition: int | None, columns: Columns) -> None:
-        """Append as many records as possible without waiting, or one by the slow path."""
+        """Append as many records as possible without waiting, or one record by the slow path."""
         self._check()
         i = self.position
         appender = self._runtime.appender
         slot = self._slot(topic, partition)
         result = None
         if slot is not None:
-            with contextlib.suppress(MemoryError):  # the slow path repeats it and reports its error
+            with contextlib.suppress(MemoryError):  # the slow path retries and reports the error
                 if appender.calls_user:
                     result = append_objects(
                         appender, self.tracker, slot, columns.values, columns.keys,
@@ -171,8 +170,8 @@ class BulkSender:
                         columns.timestamps, columns.headers,
                         -1 if partition is None else partition, i,
                     )  # fmt: skip
-        # Do not suspend if user code was called for this record: its results are not kept, so the
-        # record is appended now.
+        # If user code was already called for this record, append it without suspending: the results
+        # are not kept.
         if result is None and self.position > i and self._runtime.yield_queue.slice_is_over():
             await asyncio.sleep(0)
         elif self.position < len(columns.values):
@@ -181,15 +180,15 @@ class BulkSender:
             await self._one(i, (topic, value, key, partition, timestamp, row_headers), result)
 
     def _fail_rest(self, positions: Iterable[int], error: KafkaError) -> None:
-        """The producer ended: the remaining records fail with `error`, which is raised if there are
-        no others."""
+        """Refuse the remaining records with `error`, because the producer ended. If no record was
+        processed yet, raise `error`."""
         if not self.position:
             raise error
         not_sent = error.with_(outcome=Outcome.NOT_SENT)
         self.refused.update(dict.fromkeys(positions, not_sent))
 
     def _slot(self, topic: str, partition: int | None) -> TopicSlot | None:
-        """The topic's slot if the compiled path may be used for it."""
+        """Return the topic's slot if the compiled path may be used, otherwise None."""
         appender = self._runtime.appender
         if not appender.enabled:
             return None
@@ -217,10 +216,10 @@ class BulkSender:
             return await self._finish()
 
     async def _advance_records(self, source: RecordSource) -> None:
-        """Append as many records as possible without waiting, then one by the slow path."""
+        """Append as many records as possible without waiting, then one record by the slow path."""
         self._check()
         result = None
-        with contextlib.suppress(MemoryError):  # the slow path repeats it and reports its error
+        with contextlib.suppress(MemoryError):  # the slow path retries and reports the error
             result = append_records(self._runtime.appender, self.tracker, source)
         if source.has_record:
             await self._record(self.position, source.take(), result)
@@ -228,7 +227,7 @@ class BulkSender:
             await asyncio.sleep(0)
 
     def _positions_left(self, source: RecordSource) -> Iterator[int]:
-        """The positions of the records that were not read, until their iterator ends or raises."""
+        """Yield the positions of the records not read yet, until their iterator ends or raises."""
         try:
             for position, _ in enumerate(source.iterator, self.position):
                 yield position
@@ -236,16 +235,16 @@ class BulkSender:
             self._on_unreadable(error)
 
     def _on_unreadable(self, error: Exception) -> None:
-        """The caller's iterator has raised."""
+        """Handle an exception of the caller's iterator. Raise it if no record was processed yet."""
         if not self.position:
             raise error
         self._break_off(unreadable("iterable of records", "record", self.position, error))
 
     def _break_off(self, error: KafkaError) -> None:
-        """The records cannot be read to the end; the result contains the outcomes of the records
-        before the failure."""
+        """Stop reading records. The result contains the outcomes of the records before the
+        failure."""
         self.interrupted = error
-        # From now on an open transaction can only be aborted.
+        # Report the error to an open transaction, which can then only be aborted.
         self._runtime.state.gate.on_refused(error)
 
     async def _record(
@@ -272,8 +271,8 @@ class BulkSender:
         fields: tuple[Any, ...],
         result: Delivery | SerializedRecord | None = None,
     ) -> None:
-        """Append one record by the slow path, unless `result`, that of the fast path, is its
-        `Delivery`. Its error does not end the call."""
+        """Append one record by the slow path, unless the fast path has appended it and `result` is
+        its `Delivery`. An error of the record does not end the call."""
         if isinstance(result, Delivery):
             self._note(position, result)
             return
@@ -317,8 +316,8 @@ class BulkSender:
             self._wrong_types += isinstance(error.__cause__, WrongType)
             if isinstance(error, BufferTimeout):
                 self._no_room_since = self.tracker.count
-            # Of the other errors only these concern the topic. The rest, such as that of an invalid
-            # timestamp, concern the record.
+            # These errors concern the topic. All others, such as an invalid timestamp, concern only
+            # the record.
             elif isinstance(error, (MetadataTimeout, BrokerError)):
                 topic, partition = fields[0], fields[3]
                 if topic not in self._missing and self._lacks(topic, partition):
@@ -340,7 +339,7 @@ class BulkSender:
             self.tracker.add_delivery(delivery)
         except MemoryError as error:
             if self.tracker.count > before:
-                return  # raised by a signal handler, after the record was noted
+                return  # a signal handler raised the error after the record was added
             own = KafkaError(
                 f"record {position} was appended, but there was no memory to record its position",
                 outcome=Outcome.UNKNOWN,
@@ -349,8 +348,9 @@ class BulkSender:
             self.refused[position] = own
 
     def _deadline(self, topic: str, partition: int | None) -> float:
-        """The deadline for the waits of a record. It is now if the last wait for memory timed out,
-        so that a call with many records does not wait for max_block_ms with each of them."""
+        """Return the deadline for the waits of a record. If a wait for memory timed out and no
+        record was appended since, this is the current time. Otherwise a call with many records
+        would wait max_block_ms for each."""
         now = self._runtime.loop.time()
         if self._no_room_since == self.tracker.count and not self._lacks(topic, partition):
             return now
@@ -363,16 +363,19 @@ class BulkSender:
             return True
 
     def _known_missing(self, topic: str, partition: int | None) -> KafkaError | None:
-        """The error of a record that must not wait: an earlier record has waited for the same topic
-        or partition until the timeout, or all brokers refuse the credentials. Otherwise each record
-        would take max_block_ms."""
+        """Return an error for a record that must not wait for metadata, otherwise None.
+
+        A record must not wait if an earlier record has waited for the same topic or partition until
+        the timeout, or if all brokers reject the credentials. Otherwise each record would take
+        max_block_ms.
+        """
         runtime = self._runtime
         shut_out = runtime.shut_out()
         if (shut_out is None and topic not in self._missing) or not self._lacks(topic, partition):
             return None
         if shut_out is not None:
-            # Let this record wait: otherwise no request would find out that the credentials are
-            # accepted again.
+            # Request the topic although the record fails. Without requests, the client would not
+            # learn that the brokers accept the credentials again.
             runtime.metadata.request_topic(topic, runtime.loop.time())
             return shut_out.copy(topic=topic, partition=partition)
         waited_for, error = self._missing[topic]
@@ -387,7 +390,8 @@ class BulkSender:
 
     async def _finish(self) -> BulkResult:
         self._is_read = True
-        # Before the wait: a commit that another task calls meanwhile must not leave out a record.
+        # Report refused records before the wait, so that another task cannot commit the transaction
+        # without them.
         self.tell_refused()
         if self.on_read is not None:
             self.on_read()
@@ -397,24 +401,24 @@ class BulkSender:
         return self.result()
 
     async def wait_settled(self) -> None:
-        """Wait until every batch with records of the call has its outcome."""
+        """Wait until every batch with records of the call has an outcome."""
         await wait_settled(self.tracker.cores)
 
     def result(self) -> BulkResult:
-        """The outcomes of the records that were appended or refused."""
+        """Return the outcomes of the records that were appended or refused."""
         return BulkResult(
             self.tracker, self.refused, self.interrupted, self._runtime.on_unretrieved_bulk
         )
 
     def tell_refused(self) -> None:
-        """Report the first failed record to an open transaction, which can then only be aborted."""
+        """Report the first refused record to an open transaction, which must then be aborted."""
         for error in self.refused.values():
             self._runtime.state.gate.on_refused(error, raised=False)
             break
 
 
 def unreadable(what: str, one: str, position: int, error: Exception) -> KafkaError:
-    """The error of a table or iterable that raised after `position` rows or records."""
+    """Return the error for a table or iterable that raised after `position` rows or records."""
     broken = SerializationError(
         f"reading the {what} failed after {one} {position} "
         f"({type(error).__name__}, chained); earlier {one}s were submitted",

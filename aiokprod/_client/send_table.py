@@ -1,8 +1,8 @@
 """`send_table`: appends the rows of Arrow tables.
 
-Rows that cannot be appended at once (no memory, unknown topic, too large) become Python objects and
-take the slow path of a single record. If the producer has serializers, interceptors or a custom
-partitioner, every row becomes Python objects. For all others no objects are created.
+Rows that cannot be appended at once (no memory, unknown topic, too large) are converted to Python
+objects and take the slow path of a single record. If the producer has serializers, interceptors,
+plug-ins or a custom partitioner, every row is converted. For other rows no objects are created.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from aiokprod._core.serialization import SerializedRecord
 
 _SLOW_RUN: Final = 64
-"""Consecutive rows on the slow path before it yields to the loop: errors do not suspend it."""
+"""Number of rows on the slow path after which the call yields to the loop. Rows that fail do not
+suspend it."""
 
 
 class TableReader:
-    """Reads the record batches of a table without blocking the loop.
+    """Reads the record batches of a table without blocking the event loop.
 
     A single batch is available at once. Reading a stream may run a query, so a worker thread reads
-    it one batch ahead. The thread also releases the batches that were sent.
+    one batch ahead. The thread also releases the batches that were processed.
     """
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
@@ -48,7 +49,11 @@ class TableReader:
 
     @classmethod
     async def open(cls, table: Any, loop: asyncio.AbstractEventLoop) -> TableReader:
-        """Raises ConfigError if the object is not a table."""
+        """Open a table.
+
+        Raises:
+            ConfigError: the object is not a table, or its export failed.
+        """
         try:
             if exports_array(table):
                 return cls(open_table(table), loop)
@@ -69,9 +74,10 @@ class TableReader:
             raise _no_export(table, error) from error
 
     async def next(self, done: Chunk | None) -> Chunk | None:
-        """The next batch, None at the end; releases `done`.
+        """Release `done` and return the next batch, or None at the end.
 
-        Raises the exceptions of the stream. Cancellation: `close` releases the batch read ahead.
+        Raises the exceptions of the stream. After a cancellation, `close` releases the batch that
+        was read ahead.
         """
         if self._stream.is_single:
             return _exchange(self._stream, done)
@@ -81,7 +87,7 @@ class TableReader:
             chunk = await waiting
         except Exception:
             if done is not None:
-                done.close()  # now, because the traceback references it
+                done.close()  # release it now, because the traceback keeps a reference
             raise
         self._ahead = self._read(done) if chunk is not None else None
         if chunk is None and done is not None:
@@ -111,7 +117,7 @@ def _exchange(stream: Stream, done: Chunk | None) -> Chunk | None:
 
 def _look_at(reading: asyncio.Future[Chunk | None]) -> None:
     if not reading.cancelled():
-        reading.exception()  # marks it as retrieved: `next` may have been cancelled
+        reading.exception()  # mark as retrieved: `next` may have been cancelled
 
 
 def _no_export(table: Any, error: Exception) -> ConfigError:
@@ -138,17 +144,20 @@ class TableSender(BulkSender):
     async def send_table(
         self, topic: str | None, table: Any, names: Mapping[str, str | None]
     ) -> BulkResult:
-        """See `Producer.send_table`; `names`: the column of each role."""
+        """See `Producer.send_table`.
+
+        Args:
+            names: the column of each role.
+        """
         with self.awaiting():
             await self._append_table(topic, table, names)
             return await self._finish()
 
     async def append(self, topic: str | None, table: Any, names: Mapping[str, str | None]) -> None:
-        """Like `send_table`, but returns once every row is in a batch or has failed, and waits for
-        memory. The attributes contain the outcomes, which are complete once the batches in
-        `tracker` have theirs. A transaction with a failed row can only be aborted, as with
-        `send_table`.
+        """Like `send_table`, but return once every row is in a batch or has failed.
 
+        The attributes contain the outcomes, which are complete once all batches in `tracker` have
+        an outcome. A transaction with a failed row can only be aborted, as with `send_table`.
         Intended for callers that send many tables and check the outcomes later.
         """
         await self._append_table(topic, table, names)
@@ -177,7 +186,7 @@ class TableSender(BulkSender):
                 chunk.close()
 
     async def _next(self, reader: TableReader, done: Chunk | None, layout: Layout) -> Chunk | None:
-        """The next batch, bound to the layout; None at the end, or if reading failed."""
+        """Return the next batch, bound to the layout, or None at the end or if reading failed."""
         if self.interrupted is not None:
             if done is not None:
                 done.close()
@@ -210,19 +219,19 @@ class TableSender(BulkSender):
     async def _advance_table(
         self, appender: TableAppender, chunk: Chunk, topic: str | None, base: int
     ) -> None:
-        """Append as many rows as possible without waiting, or one by the slow path."""
+        """Append as many rows as possible without waiting, or one row by the slow path."""
         self._check()
         before = self.position
         slot = None if topic is None else self._slot(topic, None)
         serialized = None
         if self._runtime.appender.enabled and (topic is None or slot is not None):
-            with contextlib.suppress(MemoryError):  # the slow path repeats the row
+            with contextlib.suppress(MemoryError):  # the slow path retries the row
                 if self._runtime.appender.calls_user:
                     serialized = appender.append_objects(chunk, topic, before - base)
                 else:
                     appender.append(chunk, slot, before - base)
-        # Do not suspend if user code was called for this row: its results are not kept, so the row
-        # is appended now.
+        # If user code was already called for this row, append it without suspending: the results
+        # are not kept.
         if (
             serialized is None
             and self.position > before
@@ -239,8 +248,8 @@ class TableSender(BulkSender):
         base: int,
         serialized: Delivery | SerializedRecord | None,
     ) -> None:
-        """Read a row again, as Python objects, and append or refuse it. User code that was already
-        called for it is not called again."""
+        """Convert a row to Python objects, and append or refuse it. User code that was already
+        called for the row is not called again."""
         position = self.position
         if isinstance(serialized, Delivery):
             self._note(position, serialized)

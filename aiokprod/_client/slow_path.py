@@ -1,10 +1,10 @@
-"""The slow path of a record: everything that needs Python code, a wait or an error message.
+"""The slow path of a record, for records that need Python code, a wait or an error message.
 
-`RecordSubmitter` has checked the arguments. Order: interceptors, metadata, serializers, plug-ins,
-size; then, in one step without suspension, the state of the producer, memory, partitioner and
-append. If that step lacks metadata, memory or room in the broker's share of the buffer, it is
-repeated after a wait, during which no memory is held: a partitioner may be called more than once
-for a record.
+`RecordSubmitter` has already checked the arguments. The order is: interceptors, metadata,
+serializers, plug-ins, size check. One final step, without suspension, checks the state of the
+producer and the memory, calls the partitioner and appends the record. If metadata, memory or room
+in the broker's share of the buffer is missing, the step is repeated after a wait. No memory is held
+during the wait. The partitioner may therefore be called more than once for a record.
 
 Source: Java `KafkaProducer.doSend`, which calls the partitioner before it checks the size.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 _Payload = tuple["bytes | None", "bytes | None", "Sequence[Header]"]
-"""Key, value and headers after serialization."""
+"""Value, key and headers after serialization."""
 
 
 class SlowPath:
@@ -55,7 +55,7 @@ class SlowPath:
 
     Args:
         started: returns the runtime of the started producer.
-        partitioner: None for the built-in partitioner: by key, else sticky.
+        partitioner: None for the built-in partitioner: by key, or sticky without a key.
         check: raises if the producer has failed or was closed.
     """
 
@@ -78,12 +78,12 @@ class SlowPath:
 
     @property
     def plain(self) -> bool:
-        """True if there are no serializers: keys and values are bytes."""
+        """True if there are no serializers, so keys and values must be bytes."""
         return self._serializers.plain
 
     @property
     def serialized_parts(self) -> list[str]:
-        """The names ("key", "value") of the parts that a serializer converts."""
+        """The parts ("key", "value") that a serializer converts."""
         serializers = {"key": self._serializers.key, "value": self._serializers.value}
         return [role for role, one in serializers.items() if not one.passthrough]
 
@@ -94,19 +94,18 @@ class SlowPath:
         reservation: Reservation | None = None,
         serialized: SerializedRecord | None = None,
     ) -> Delivery:
-        """Wait until the record is in a batch; returns its handle.
+        """Wait until the record is in a batch, and return its handle.
 
-        If this raises, the record is not sent, with one exception: a record that was already in a
-        batch and could not be withdrawn. Then `reservation`, if given, holds its handle.
+        If the call raises, the record is not sent, unless it was already in a batch and could not
+        be withdrawn. In that case `reservation`, if given, holds its handle.
 
         Args:
-            serialized: the results of the user code that the fast path has called; None if it has
-                called none.
+            serialized: the results of the user code that the fast path has called, or None.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
             MetadataTimeout, BufferTimeout: `deadline` (loop time) passed.
-            KafkaError: of the topic or the producer.
+            KafkaError: an error of the topic or of the producer.
 
         Cancellation: the record is not sent.
         """
@@ -122,7 +121,7 @@ class SlowPath:
     def _intercepted(
         self, record: ProducerRecord[Any, Any], serialized: SerializedRecord
     ) -> ProducerRecord[Any, Any]:
-        """The record as the interceptors returned it."""
+        """Return the record as returned by the interceptors."""
         if serialized.hooked is None:
             serialized.hooked = self._hooks.start(record)
         hooked = serialized.hooked
@@ -135,10 +134,10 @@ class SlowPath:
         reservation: Reservation,
         error: BaseException,
     ) -> None:
-        """Undo a call that failed. A record that was appended before a signal handler raised is
-        withdrawn; any other record is reported as refused."""
+        """Undo a call that failed. If the record was appended before a signal handler raised, it is
+        withdrawn. Otherwise it is reported as refused."""
         if reservation.delivery is not None:
-            reservation.delivery.cancel()  # this, or its batch, is reported to the hooks
+            reservation.delivery.cancel()  # the hooks get the withdrawal or the batch's outcome
         else:
             self._hooks.refused(record.topic, record.partition, serialized, error)
 
@@ -163,7 +162,7 @@ class SlowPath:
         """Report a record that failed before it was appended.
 
         Args:
-            error: names the record's topic and partition; an instance that no other record shares.
+            error: has the record's topic and partition; an instance that no other record shares.
             serialized: see `append`.
         """
         serialized = serialized or SerializedRecord()
@@ -177,7 +176,7 @@ class SlowPath:
         reservation: Reservation,
         serialized: SerializedRecord,
     ) -> Delivery:
-        """Like `_serialize_and_append`, but also reports an error to the open transaction."""
+        """Like `_serialize_and_append`, but also report an error to the open transaction."""
         try:
             return await self._serialize_and_append(record, deadline, reservation, serialized)
         except KafkaError as error:
@@ -186,7 +185,7 @@ class SlowPath:
             self._started().state.gate.on_refused(refused)
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     async def _serialize_and_append(
         self,
@@ -215,7 +214,7 @@ class SlowPath:
 
     @staticmethod
     def _payload(value: bytes | None, key: bytes | None, serialized: SerializedRecord) -> _Payload:
-        """Value, key and headers, after the plug-ins."""
+        """Return value, key and headers, with the headers that the plug-ins added."""
         headers = serialized.headers or ()
         if serialized.hooked is not None:
             headers = serialized.hooked.append_headers(value, key, headers) or ()
@@ -230,8 +229,7 @@ class SlowPath:
         reservation: Reservation,
         hooked: HookedRecord | None,
     ) -> Delivery:
-        """Append the record once there is memory in the buffer and in the share of the partition's
-        broker."""
+        """Append the record once there is room in the buffer and in the broker's share of it."""
         runtime = self._started()
         permit: QuotaWaiter | None = None
         try:
@@ -263,7 +261,7 @@ class SlowPath:
 
     @contextlib.contextmanager
     def _waiting(self, topic: str, reason: WaitReason) -> Iterator[None]:
-        """Report the duration of a wait, however it ends."""
+        """Report the duration of a wait to the observer, even if the wait fails."""
         runtime = self._started()
         start = runtime.loop.time()
         try:
@@ -280,13 +278,13 @@ class SlowPath:
                     await metadata.wait_for_topic(topic, partition, deadline=deadline)
             return
         except KafkaError as error:
-            # The error may have another outcome, because it concerns the topic. This record was not
+            # The error concerns the topic and may have another outcome, but this record was not
             # sent.
             refused = error.with_(outcome=Outcome.NOT_SENT)
         try:
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     def _append(
         self,
@@ -317,11 +315,11 @@ class SlowPath:
         serialized: SerializedRecord | None = None,
         on_delivery: Callable[..., object] | None = None,
     ) -> Delivery:
-        """Like `append`, but does not wait.
+        """Like `append`, but do not wait.
 
         Raises:
-            MetadataMissing: the topic's metadata is not known yet; it was requested.
-            BufferFull: there is not enough memory.
+            MetadataMissing: the topic's metadata is not known yet, and was requested.
+            BufferFull: the buffer, or the broker's share of it, has no room.
             ConfigError: a serializer is asynchronous.
         """
         serialized = serialized or SerializedRecord()
@@ -340,7 +338,7 @@ class SlowPath:
         reservation: Reservation,
         serialized: SerializedRecord,
     ) -> Delivery:
-        """Like `_watched`, but does not wait."""
+        """Like `_watched`, but do not wait."""
         try:
             delivery = self._try_serialize_and_append(record, reservation, serialized)
             if delivery is None:
@@ -355,7 +353,7 @@ class SlowPath:
             self._started().state.gate.on_refused(refused)
             raise refused
         finally:
-            del refused  # no cycle of error, traceback and frame
+            del refused  # avoid a reference cycle of error, traceback and frame
 
     def _try_serialize_and_append(
         self,

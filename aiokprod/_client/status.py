@@ -1,4 +1,4 @@
-"""The status of a producer: health and explanation."""
+"""The health of a producer."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class Health:
 
     Attributes:
         state: "new", "running", "failed" or "closed".
-        ok: running, metadata known, no record stalled, and no record older than its linger +
-            `request_timeout_ms`. Records of a partition are stalled after 5 s without an
-            acknowledgment from it, their linger not counted (half of the rest of
-            `delivery_timeout_ms`, if that is less); calls after 5 s without metadata. Records that
-            expire or are withdrawn do not end this: `ok` remains False until there is an
-            acknowledgment from the partition, or until no record has waited for it for 10 s.
-        cause: the reason why `ok` is False; None if it is True.
+        ok: True if the producer is running and has metadata, nothing is stalled, and no record is
+            older than its linger + `request_timeout_ms`. The records of a partition are stalled
+            after 5 s without an acknowledgment from it, not counting their linger; after half of
+            the rest of `delivery_timeout_ms` if that is less. Calls are stalled after 5 s without
+            metadata. If stalled records expire or are withdrawn, `ok` remains False until the
+            partition acknowledges a record, or until no record has waited for it for 10 s.
+        cause: the reason why `ok` is False; None if `ok` is True.
         error: the error that ended the producer, if `state` is "failed".
         brokers_known: number of brokers in the metadata; 0 until the first response.
-        brokers_connected: number of them to which there is a connection.
+        brokers_connected: number of these brokers that are connected.
         partitions_without_leader: number of partitions without a leader, in the topics in use.
         partitions_stalled: number of partitions whose records are stalled.
-        oldest_record_age_s: age of the oldest record without an outcome, s.
+        oldest_record_age_s: age of the oldest record without an outcome, in seconds.
         last_ack_age_s: seconds since the last acknowledgment, or None if there was none.
-        last_error: the last failure of a connection or of an attempt to deliver a batch, which may
-            be over; None if there was none.
-        pressure: part of buffer_memory in use, or of the share that one broker may hold, 0 to 1;
-            shed load when it approaches 1.
-        waiting_sends: callers that wait for memory in the buffer or in the share of a broker.
+        last_error: the last failure of a connection or delivery attempt, which may have been
+            resolved since; None if there was none.
+        pressure: used fraction of buffer_memory, or of the fullest broker's share of it if that is
+            higher, 0 to 1. Shed load when it approaches 1.
+        waiting_sends: number of callers that wait for room in the buffer or in a broker's share.
     """
 
     state: str
@@ -55,7 +55,7 @@ class Health:
 
 
 def health(runtime: Runtime | None, *, closed: bool) -> Health:
-    """The health of a producer; see `Health`."""
+    """Return the health of a producer; see `Health`."""
     if runtime is None or closed:
         state = "closed" if closed else "new"
         return Health(state, cause=f"the producer is {state}")
@@ -107,7 +107,8 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
 
 
 def last_error(runtime: Runtime) -> str | None:
-    """The last failure of a connection or of an attempt to deliver a batch; None if none."""
+    """Return the text of the last failure of a connection or delivery attempt, otherwise of the
+    last metadata error, or None."""
     errors = [runtime.watch.last_error, runtime.sender.retry_log.last]
     found = [error for error in errors if error is not None]
     if found:

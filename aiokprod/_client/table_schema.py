@@ -1,6 +1,6 @@
-"""Finds the columns of a table and checks their types; errors name the column and the fix.
+"""Finds the columns of a table and checks their types. Errors name the column and the fix.
 
-Handles types only, no rows. Type names are those of pyarrow.
+This module reads only the schema, not the rows. Type names are those of pyarrow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aiokprod._arrow.c_data import Field, Layout
 from aiokprod.errors import ConfigError
 
 ROLES: Final = ("key", "value", "headers", "timestamp", "partition", "topic")
-"""The parts of a record that a column may hold; the column has this name by default."""
+"""The parts of a record that a column may contain. By default the column has the same name."""
 
 _MAX_SHOWN = 20
 
@@ -57,7 +57,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Field], bool], str, str]]] = {
 
 
 def type_name(field: Field) -> str:
-    """The type as pyarrow would show it."""
+    """Return the type name of pyarrow."""
     name = _plain_name(field)
     if field.dictionary is not None:
         return f"dictionary<{name}, {type_name(field.dictionary)}>"
@@ -95,13 +95,14 @@ def layout_of(
     names: Mapping[str, str | None],
     serialized: Collection[str] = (),
 ) -> Layout:
-    """The columns of a table, checked.
+    """Find the columns of a table and check their types.
 
     Args:
-        names: the column of each role; None if the role has none. A column whose name is that of
-            its role may be missing.
+        names: the column name of each role, or None if the role has no column. Except for the
+            value, a column may be missing if it has the name of its role.
         topic: the topic of all rows; the topic column is then ignored.
-        serialized: which of key and value are passed to serializers, which get text as str.
+        serialized: the parts ("key", "value") that serializers convert. Serializers get text as
+            str.
 
     Raises:
         ConfigError: a column is missing, occurs twice or has the wrong type.

@@ -1,8 +1,8 @@
 """The queue for records of other threads, which the event loop appends in groups.
 
-One `call_soon_threadsafe`, which writes to a pipe, is enough for all records that arrive until the
-loop runs. Records of a thread to one topic keep their order. A record that has to wait for metadata
-or memory delays only later records to its topic.
+All records that arrive before the loop runs need only one `call_soon_threadsafe`, which writes to a
+pipe. Records of a thread to one topic keep their order. A record that waits for metadata or memory
+delays only later records to its topic.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from aiokprod._core.serialization import SerializedRecord
 
 GROUP: Final = 256
-"""Number of records that are appended before other callbacks of the loop run."""
+"""Maximum number of records that are appended before other callbacks of the loop run."""
 
 BUSY: Final = 20_000
-"""If more records arrive per second, the loop takes the next ones after a pause: otherwise it
-competes with the callers for the interpreter and sends small batches."""
+"""Records per second above which the loop pauses before it takes more records. Without the pause it
+would compete with the callers for the interpreter and send small batches."""
 
 PAUSE: Final = 0.002
-"""Length of that pause, s."""
+"""Length of this pause in seconds."""
 
 MAX_RECORDS: Final = 10_000
 MAX_BYTES: Final = 8 * 1024 * 1024
-"""Limits of the queue; if it is full, callers wait in `put`. A single record may be larger."""
+"""Limits of the queue. If it is full, callers wait in `put`. An empty queue accepts any record."""
 
 _CLOSED: Final = "the producer was closed before the record was in a batch; it was not sent"
 
@@ -58,14 +58,14 @@ _CANCELLED: Final = "the send was cancelled before the record left"
 _ABORTED: Final = "the transaction was aborted before the record was in a batch; it was not sent"
 
 _Waiting = tuple[RecordFuture, "SerializedRecord | None", float]
-"""A waiting record, the result of the fast path for it, and the deadline of its wait (loop
-time)."""
+"""A waiting record, its result from the fast path, and the deadline of its wait (loop time)."""
 
 
 class _TopicQueue(NamedTuple):
     """The waiting records of a topic, in order, and the task that appends them.
 
-    `records` also contains futures of `flush`. Each is done once the records before it are.
+    `records` also contains futures of `flush`. Each is completed after the records before it were
+    processed.
     """
 
     records: deque[_Waiting | asyncio.Future[None]]
@@ -73,17 +73,17 @@ class _TopicQueue(NamedTuple):
 
 
 class ThreadQueue:
-    """Takes records of other threads for one producer.
+    """Accepts records of other threads for one producer.
 
     Args:
         submitter: appends the records that have to wait.
-        max_block: seconds for which a record may wait for metadata and memory, and a caller for
+        max_block: maximum wait in seconds, of a record for metadata and memory, and of a caller for
             room in the queue.
 
     Attributes:
         loop, thread: the event loop of the producer, and the identifier of its thread.
-        forked: this process is a child of that of the loop.
-        outcomes: lock of the states of all its futures.
+        forked: True in a child process of the process that runs the loop.
+        outcomes: lock for the states of all futures of the queue.
     """
 
     def __init__(self, runtime: Runtime, submitter: RecordSubmitter, max_block: float) -> None:
@@ -91,8 +91,8 @@ class ThreadQueue:
         self.thread = threading.get_ident()
         self.forked = False
         # The locks are reentrant, because a signal handler that interrupts the main thread may send
-        # too. The loop takes no lock that a caller holds during a call, because a handler that
-        # interrupts that call may wait for the loop.
+        # records too. The loop takes no lock under which a caller calls functions: a signal handler
+        # that interrupts such a call may wait for the loop.
         self.outcomes = threading.RLock()
         self._lock = threading.RLock()
         self._room = ThreadWaits()
@@ -103,11 +103,11 @@ class ThreadQueue:
         self._records: deque[RecordFuture] = deque()
         self._is_scheduled = False
         self._last_take = 0.0
-        self._taken = 0  # records that have left `_records`
+        self._taken = 0  # number of records that were taken from `_records`
         self._topic_queues: dict[str, _TopicQueue] = {}
         self._parked = 0  # number of records in `_topic_queues`
-        # Callers add bytes and the loop subtracts them, so there are two counters, each changed by
-        # only one side.
+        # Callers and the loop each change only one of these counters. Their difference is the
+        # number of bytes in the queue.
         self._bytes_in = 0
         self._bytes_out = 0
         self._refusal: KafkaError | None = None
@@ -130,7 +130,7 @@ class ThreadQueue:
             if not self._accepts(record):
                 self._wait_for_room(record)
             is_refused = self._refusal is not None and self._take_back(record)
-            self._wake()  # also after a refusal: `finish` may wait until the queue is empty
+            self._wake()  # even after a refusal, because `finish` may wait for an empty queue
             if is_refused:
                 assert self._refusal is not None
                 raise self._refusal.copy()
@@ -138,17 +138,17 @@ class ThreadQueue:
             raise
         except BaseException:  # KeyboardInterrupt: the caller does not get the future
             record.cancel()
-            self._is_scheduled = False  # the loop may not know about the records in the queue
+            self._is_scheduled = False  # `_wake` may have set it without scheduling `_take`
             self._wake()
             raise
         return record
 
     def _accepts(self, record: RecordFuture) -> bool:
-        """Append the record to the queue if there is room.
+        """Append the record to the queue and return True if there is room.
 
-        Another thread may append between the check and the append: the queue exceeds its limits by
-        at most one record of each thread. A lock around both would be held while the interpreter
-        changes threads; then every later record of every thread waits for a change of threads.
+        Another thread may append between the check and the append, so the queue may exceed its
+        limits by one record per thread. A lock around both steps could be held when the interpreter
+        switches threads. Every later record of every thread would then wait for a thread switch.
         """
         if self._refusal is not None or not self._has_room(record.size):
             return False
@@ -158,8 +158,8 @@ class ThreadQueue:
         return True
 
     def _take_back(self, record: RecordFuture) -> bool:
-        """Remove a record that arrived when the queue had already been closed. False if the loop
-        has taken it."""
+        """Remove a record that was added after the queue was closed. Return False if the loop has
+        already taken the record."""
         try:
             self._records.remove(record)
         except ValueError:
@@ -168,7 +168,7 @@ class ThreadQueue:
         return True
 
     def _wake(self) -> None:
-        """Make the loop take the records, unless it is about to."""
+        """Schedule `_take` on the loop, unless it is already scheduled."""
         if self._is_scheduled and not self.loop.is_closed():
             return
         self._is_scheduled = True
@@ -183,7 +183,7 @@ class ThreadQueue:
         return records == 0 or (records < MAX_RECORDS and used + size <= MAX_BYTES)
 
     def _wait_for_room(self, record: RecordFuture) -> None:
-        """Append the record to the queue when there is room."""
+        """Wait until there is room, and append the record to the queue."""
         topic = record.topic
         if threading.get_ident() == self.thread and self._refusal is None:
             raise BufferFull(
@@ -208,7 +208,7 @@ class ThreadQueue:
         )
 
     def _on_loop_closed(self) -> None:
-        """The loop was closed before the producer."""
+        """Fail all queued and later records, because the loop was closed before the producer."""
         error = ProducerClosed("the event loop of the producer is closed")
         self._refusal = error.with_(outcome=Outcome.NOT_SENT)
         self._room.wake()
@@ -217,12 +217,13 @@ class ThreadQueue:
                 self._records.popleft().fail(self._refusal.copy())
 
     def after_fork(self) -> None:
-        """In the child process: another thread may have held the lock."""
+        """Replace the lock in the child process, because another thread may have held it."""
         self.forked = self._unread.forked = True
         self.outcomes = threading.RLock()
 
     def check_waiting(self, record: RecordFuture) -> None:
-        """Raise if waiting for the record here could not end."""
+        """Raise if a wait for the record in this thread would never end. If the loop is closed,
+        fail the record instead."""
         if self.forked:
             raise ForkedProcess(
                 "the record was sent before the process forked; its outcome is known in the parent"
@@ -244,12 +245,13 @@ class ThreadQueue:
     # -- on the loop ----------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Append the records that have arrived, at most `GROUP` at a time."""
+        """Append queued records, at most `GROUP`, and schedule the next call if more are queued."""
         now = self.loop.time()
         busy = len(self._records) > BUSY * (now - self._last_take)
         self._last_take = now
         if not busy:
-            # First, so that later records are taken by this call or schedule another one.
+            # Reset this first. A record that arrives later is then taken by this call, or schedules
+            # another one.
             self._is_scheduled = False
         try:
             for _ in range(min(GROUP, len(self._records))):
@@ -268,7 +270,8 @@ class ThreadQueue:
             self._make_room()
 
     def _next(self) -> RecordFuture | None:
-        """Take a record from the queue. None if it is empty: others may take records back."""
+        """Remove and return the first queued record, or None if the queue is empty. Other threads
+        may take records back at any time."""
         try:
             record = self._records.popleft()
         except IndexError:
@@ -277,7 +280,7 @@ class ThreadQueue:
         return record
 
     def _append(self, record: RecordFuture) -> None:
-        """Append a record, or put it into the queue of its topic if it has to wait."""
+        """Append a record, or add it to the queue of its topic if it has to wait."""
         if record.topic in self._topic_queues:
             self._park(record, None)
             return
@@ -291,8 +294,12 @@ class ThreadQueue:
             self._park(record, serialized)
 
     def _try_append(self, record: RecordFuture) -> tuple[bool, SerializedRecord | None]:
-        """Append a record if the fast path can. Returns True if the record is in a batch, has
-        failed or was cancelled; else False and the result of the fast path."""
+        """Try to append a record on the fast path.
+
+        Returns:
+            (True, None) if the record is in a batch, has failed or was cancelled; otherwise False
+            and the result of the fast path.
+        """
         if record.done():
             self._count_refused(record, KafkaError(_CANCELLED, outcome=Outcome.NOT_SENT))
             record.end_cancelled()
@@ -320,7 +327,7 @@ class ThreadQueue:
             self._drain.follow(delivery.core)
 
     def _fail(self, record: RecordFuture, error: BaseException) -> None:
-        """A record failed before it was in a batch: an open transaction can only be aborted."""
+        """Fail a record that is not in a batch. An open transaction can then only be aborted."""
         outcome = Outcome.NOT_SENT
         if isinstance(error, KafkaError):
             outcome = error.outcome
@@ -351,7 +358,7 @@ class ThreadQueue:
     async def _append_waiting(
         self, topic: str, records: deque[_Waiting | asyncio.Future[None]]
     ) -> None:
-        """Append the waiting records of a topic, one after the other, until none is left."""
+        """Append the waiting records of a topic one after another, until none is left."""
         while records:
             waiting = records.popleft()
             if isinstance(waiting, asyncio.Future):
@@ -371,7 +378,7 @@ class ThreadQueue:
                 self._parked -= 1
                 self._bytes_out += record.size
                 self._make_room()
-        del self._topic_queues[topic]  # nothing was awaited since the queue was found empty
+        del self._topic_queues[topic]  # still empty: there was no await since the loop condition
         self._make_room()
 
     async def _append_later(
@@ -390,7 +397,7 @@ class ThreadQueue:
             if task.done():  # the record may be in a batch
                 self._end_waiting(record, link, task)
             else:
-                task.cancel()  # it reports the record to the observer
+                task.cancel()  # the task reports the record to the observer
                 self._refuse(record, tried=True)
             raise
         self._end_waiting(record, link, task)
@@ -402,7 +409,7 @@ class ThreadQueue:
             link.record = None
             if record.cancelled():
                 record.end_cancelled()
-            else:  # for example by a shutdown that cancels every task
+            else:  # other code has cancelled the task, such as a shutdown that cancels all tasks
                 self._refuse(record, tried=True)
         elif (error := task.exception()) is not None:
             link.record = None
@@ -411,8 +418,8 @@ class ThreadQueue:
             self._on_appended(record, task.result())
 
     def _on_topic_queue_ended(self, topic: str, task: asyncio.Task[None]) -> None:
-        """Refuse the remaining records of a topic whose task was cancelled, perhaps before it
-        began."""
+        """Refuse the remaining records of a topic whose task was cancelled, possibly before the
+        task began."""
         topic_queue = self._topic_queues.get(topic)
         if topic_queue is None or topic_queue.task is not task:
             return
@@ -431,10 +438,10 @@ class ThreadQueue:
         self._make_room()
 
     async def flush(self) -> None:
-        """Return once every record that is in the queue now is in a batch or has failed. Records
-        that arrive later do not delay it."""
+        """Wait until every record that is in the queue now is in a batch or has failed. Records
+        that arrive later do not extend the wait."""
         goal = self._taken + len(self._records)
-        while self._records and self._taken < goal:  # callers may take records back
+        while self._records and self._taken < goal:  # `goal` may be too high: see `_take_back`
             if not self._is_scheduled:
                 self._take()
             await asyncio.sleep(PAUSE)
@@ -449,20 +456,20 @@ class ThreadQueue:
 
     @property
     def is_empty(self) -> bool:
-        """True if no record is in the queue. Records may arrive until `finish`."""
+        """True if no record is in the queue. Records may arrive until `finish` is called."""
         return not self._records and not self._topic_queues
 
     async def finish(self, drain: Drain, deadline: float) -> None:
-        """Accept no more records, and append those in the queue, at most until `deadline`.
+        """Accept no more records, and append the queued records until `deadline`.
 
-        The records that are still in the queue then fail. Cancellation: at once.
+        Records that are still in the queue then fail. After a cancellation they fail at once.
         """
         self._drain = drain
         self._refusal = ProducerClosed("the producer is closed; create a new one")
         self._room.wake()
         try:
             if not self.is_empty and deadline > self.loop.time():
-                self.loop.call_soon(self._take)  # a caller may have been interrupted before `_wake`
+                self.loop.call_soon(self._take)  # in case a caller was interrupted before `_wake`
                 self._idle = self.loop.create_future()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):
@@ -473,14 +480,14 @@ class ThreadQueue:
                 await asyncio.wait(ending)  # so that the report includes their records
 
     def _on_failure(self, error: KafkaError) -> None:
-        """The producer has failed: nothing can be sent any more."""
+        """Fail all queued and later records, because the producer has failed."""
         self._reason = self._refusal = error.copy().with_(outcome=Outcome.NOT_SENT)
         self._room.wake()
         self.give_up()
 
     async def abort(self) -> None:
-        """Fail the records that are still in the queue: their transaction was aborted, and they
-        must not get into the next one."""
+        """Fail the records that are still in the queue. Their transaction was aborted, and they
+        must not be sent in the next transaction."""
         reason, self._reason = self._reason, TransactionError(_ABORTED, outcome=Outcome.NOT_SENT)
         try:
             self.give_up()
@@ -492,7 +499,7 @@ class ThreadQueue:
     def give_up(self) -> None:
         """Fail the records that are still in the queue."""
         records = []
-        while (record := self._next()) is not None:  # other threads may still append
+        while (record := self._next()) is not None:  # other threads may still add records
             records.append(record)
         self._bytes_out += sum(record.size for record in records)
         for record in records:
@@ -503,7 +510,12 @@ class ThreadQueue:
             self._idle.set_result(None)
 
     def _refuse(self, record: RecordFuture, *, tried: bool = False) -> None:
-        """Fail a record. `tried`: the call that tried to append it reports it to the observer."""
+        """Fail a record with the current reason.
+
+        Args:
+            tried: True if a call has tried to append the record. That call reports the record to
+                the observer.
+        """
         if self._drain is not None:
             self._drain.refused(record.topic)
         error = self._reason.copy().with_(topic=record.topic)
@@ -513,6 +525,6 @@ class ThreadQueue:
         record.fail(error)
 
     def _count_refused(self, record: RecordFuture, error: KafkaError) -> None:
-        """Report a record to the observer that no call has tried to append."""
+        """Report to the observer a record that no call has tried to append."""
         located = error.with_(topic=record.topic, partition=record.fields[3])
         self._runtime.observer.on_record_refused(located)

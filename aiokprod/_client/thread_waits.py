@@ -1,8 +1,8 @@
-"""Waits of threads for what the event loop does, without a lock.
+"""Lets threads wait for results of the event loop without a shared lock.
 
-A signal handler runs within the call that it interrupts. If that call has a lock which the event
+A signal handler runs inside the call that it interrupts. If that call holds a lock that the event
 loop takes too, and the handler waits for the loop (`Blocking.close` on SIGTERM), both wait forever.
-The locks of `threading.Condition`, and so of `concurrent.futures.Future`, are such locks.
+`threading.Condition`, and therefore `concurrent.futures.Future`, has such a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ThreadWaits:
-    """The threads that wait for one condition."""
+    """The threads that wait for a condition."""
 
     __slots__ = ("_turns",)
 
@@ -27,39 +27,39 @@ class ThreadWaits:
         self._turns: deque[threading.Lock] = deque()
 
     def __bool__(self) -> bool:
-        """True if a thread waits."""
+        """Return True if a thread waits."""
         return bool(self._turns)
 
     def wait(self, has_ended: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until `has_ended` returns True, at most `timeout` seconds; returns its last result.
+        """Wait until `has_ended` returns True, at most `timeout` seconds. Return its last result.
 
         Args:
-            has_ended: called at once, after each `wake` and at the end, in the thread that waits.
+            has_ended: called at the start, after each `wake` and at the end, in the waiting thread.
             timeout: seconds; None or math.inf for no limit.
         """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
             turn = threading.Lock()
             turn.acquire()
-            self._turns.append(turn)  # before the condition is read: a later change calls `wake`
+            self._turns.append(turn)  # before `has_ended()`, because a later change calls `wake`
             try:
                 if has_ended():
                     return True
                 left = -1.0 if deadline is None else deadline - monotonic()
                 if deadline is not None and left <= 0:
                     return False
-                # `acquire` refuses a longer timeout, such as math.inf.
+                # `acquire` rejects longer timeouts, such as math.inf.
                 if not turn.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                     return has_ended()
             finally:
-                with contextlib.suppress(ValueError):  # `wake` has taken it
+                with contextlib.suppress(ValueError):  # `wake` has already removed it
                     self._turns.remove(turn)
 
     def wake(self) -> None:
-        """Let all threads that wait look again. Does not block."""
-        for _ in range(len(self._turns)):  # excludes those that begin to wait again
+        """Make all waiting threads check their condition again. Does not block."""
+        for _ in range(len(self._turns)):  # excludes threads that wait again meanwhile
             try:
                 turn = self._turns.popleft()
-            except IndexError:  # a wait has ended by itself
+            except IndexError:  # a waiting thread has removed its lock meanwhile
                 return
             turn.release()

@@ -1,4 +1,4 @@
-"""Keeps the topics and partitions of the append path up to date with the metadata."""
+"""Updates the topics and partitions of the append path from the metadata."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TopicSlots:
     """The topics that records can be appended to, each with the queues of its partitions.
 
     Attributes:
-        topic_ids: id of each topic, from the newest metadata that has one.
-        vanished: topics that are no longer in the metadata, in order, until none of their batches
-            is queued or in flight.
+        topic_ids: the id of each topic, from the latest metadata that contains an id.
+        vanished: topics that are no longer in the metadata, in the order of their removal. A topic
+            is kept here until none of its batches is queued or in flight.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TopicSlots:
         self.vanished: dict[str, None] = {}
 
     def slot_of(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
-        """The slot of a topic in the snapshot; created on first use."""
+        """Return the slot of a topic in the snapshot. The first call creates it."""
         slot = self._slots.get(topic)
         if slot is None:
             made = TopicSlot(topic, self._accumulator.settings.of(topic).sticky_limit)
@@ -50,19 +50,20 @@ class TopicSlots:
             now = self._clock()
             for queue in made.slots:
                 self._accumulator.follow_leader(queue, snapshot, now)
-            # Publish the slot only now that it is complete: a signal handler may raise, or send, at
-            # any point above.
+            # Publish the slot only when it is complete, because a signal handler may raise or send
+            # a record at any earlier point.
             slot = self._slots.setdefault(topic, made)
         return slot
 
     def on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        """Follow the partition counts and ids of topics; forget topics that are gone."""
+        """Update partition counts and topic ids, and forget topics that were removed."""
         for topic, slot in list(self._slots.items()):
             self._refresh(snapshot, topic, slot)
         self._forget_vanished()
 
     def choose_sticky_anew(self) -> None:
-        """For topics whose sticky partition has received `batch_size` bytes, choose another one."""
+        """Reset the sticky partition of every topic whose sticky partition has received at least
+        `batch_size` bytes."""
         for slot in self._slots.values():
             if slot.sticky_bytes >= self._accumulator.settings.of(slot.topic).batch_size:
                 slot.sticky = -1
@@ -70,7 +71,7 @@ class TopicSlots:
     def _refresh(self, snapshot: ClusterSnapshot, topic: str, slot: TopicSlot) -> None:
         count = snapshot.partition_count(topic)
         if count is None:
-            # Without metadata there are no slots: the next send waits for it.
+            # Remove the slot, so that the next send waits for metadata.
             del self._slots[topic]
             self.vanished[topic] = None
             return
@@ -83,7 +84,7 @@ class TopicSlots:
 
     def _forget_vanished(self) -> None:
         for topic in list(self.vanished):
-            if topic in self._slots:  # it is in the metadata again
+            if topic in self._slots:  # the topic is in the metadata again
                 del self.vanished[topic]
                 continue
             partitions = self._accumulator.forget(topic)

@@ -1,7 +1,7 @@
-"""The transactional calls of `Producer`: one object per producer.
+"""The transactional calls of `Producer`.
 
-Rejects concurrent calls, sets deadlines, and ends the transaction of an `async with` block.
-The states of a transaction are in `_engine.identity`.
+This module rejects concurrent calls, sets deadlines, and ends the transaction of an `async with`
+block. The states of a transaction are in `_engine.identity`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class Transactions:
     """The transactional calls of one producer.
 
     Args:
-        calls: returns the `TransactionCalls` of the started producer, or None if it has no
-            transactions; raises if the producer cannot be used.
-        max_block: limit in seconds for calls without a timeout.
+        calls: returns the `TransactionCalls` of the started producer, or None if it is not
+            transactional; raises if the producer cannot be used.
+        max_block: timeout in seconds of calls without a timeout.
         on_call: `Observer.on_transaction_call`.
-        queue: returns the queue for records of other threads; None if the producer is not started.
+        queue: returns the queue for records of other threads, or None if the producer is not
+            started.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Transactions:
         self._busy: str | None = None
 
     async def initialise(self) -> None:
-        """Get the producer id; see `Producer.start`. Any number of tasks may wait for it."""
+        """Obtain the producer id; see `Producer.start`. Several tasks may wait for it at once."""
         calls = self._calls_of()
         if calls is not None:
             with self._measured("init") as start:
@@ -94,7 +95,7 @@ class Transactions:
                     await queue.abort()
 
     async def _flush(self, queue: ThreadQueue, deadline: float) -> None:
-        """Append the records of other threads that belong to the transaction."""
+        """Append the queued records of other threads, which belong to the transaction."""
         try:
             async with asyncio.timeout_at(deadline):
                 await queue.flush()
@@ -116,21 +117,25 @@ class Transactions:
                     await calls.send_offsets(checked, member, self._deadline(timeout, start))
 
     async def prepare(self) -> tuple[int, int, bool]:
-        """Prepare the open transaction so that another process can end it: it is flushed, and stays
-        open when the producer is closed. Returns producer id, epoch, and True for the second
-        protocol (KIP-890). See `TransactionCalls`."""
+        """Prepare the open transaction, so that another process can end it; see `TransactionCalls`.
+
+        The transaction is flushed, and stays open when the producer is closed.
+
+        Returns:
+            Producer id, epoch, and True for the second transaction protocol (KIP-890).
+        """
         with self._alone("prepare_transaction") as calls:
             return calls.prepare()
 
     @property
     def needs_abort(self) -> bool:
-        """True if a transaction is open or failed, so that it must be aborted."""
+        """True if a transaction is open or has an abortable error, so that it must be aborted."""
         calls = self._calls_of()
         return calls is not None and calls.manager.state in _ABORTABLE
 
     @property
     def commit_unknown(self) -> bool:
-        """True if a commit was requested and its outcome is unknown to the caller."""
+        """True if a commit was requested and its outcome is still unknown."""
         calls = self._calls_of()
         ending = None if calls is None else calls.manager.ending
         return ending is not None and ending.commit
@@ -157,8 +162,8 @@ class Transactions:
 
     @contextlib.contextmanager
     def _measured(self, call: TransactionCall) -> Iterator[float]:
-        """Report the duration and result of a call; yields the time of its start. A cancelled call
-        is not reported: it continues without its caller."""
+        """Yield the start time of a call, and report its duration and result. A cancelled call is
+        not reported, because it continues without its caller."""
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
@@ -177,13 +182,13 @@ class Transaction:
 
     Records are sent with the producer's own calls. The body must not end the transaction itself.
 
-    An exception of the body is raised again after the abort, even if the abort fails, which is then
-    logged. If a commit fails with AbortableTransactionError, the transaction is aborted before the
-    error is raised. A commit without a definite response raises KafkaTimeout: the outcome is
+    An exception of the body is raised again after the abort. If the abort fails too, its error is
+    only logged. If a commit fails with AbortableTransactionError, the transaction is aborted before
+    the error is raised. A commit without a definite response raises KafkaTimeout: the outcome is
     unknown, and ``await producer.commit_transaction()`` continues to wait for it.
 
-    Cancellation: aborts. A second cancellation ends only the wait, and the next transaction waits
-    until the abort has ended.
+    Cancellation aborts the transaction. A second cancellation ends only the wait for the abort; the
+    next transaction waits until the abort has ended.
     """
 
     def __init__(self, transactions: Transactions, timeout: float | None) -> None:
@@ -215,7 +220,7 @@ class Transaction:
 
     async def _abort_after(self, reason: BaseException) -> None:
         if isinstance(reason, FatalTransactionError):
-            return  # the coordinator aborts the transaction of a fenced or failed producer
+            return  # the coordinator aborts the transactions of fenced and failed producers
         try:
             if self._transactions.needs_abort:
                 await self._transactions.end(commit=False, timeout=self._timeout)
@@ -234,7 +239,11 @@ async def run_transaction(
     timeout: float | None,
     pause: Callable[[int], float],
 ) -> R:
-    """See `Producer.run_transaction`. `pause(attempt)` is the backoff in seconds."""
+    """See `Producer.run_transaction`.
+
+    Args:
+        pause: returns the backoff in seconds after a number of attempts.
+    """
     attempt = 0
     while True:
         try:
@@ -252,8 +261,9 @@ async def run_transaction(
 
 
 async def abort_on_close(calls: TransactionCalls, deadline: float, max_block: float) -> None:
-    """Abort the open transaction of a producer that is being closed, or finish the one that is
-    ending; waits up to `max_block` seconds, and at most until `deadline` (loop time)."""
+    """Abort the open transaction of a producer that is being closed, or finish a transaction that
+    is already ending. Waits at most `max_block` seconds, and at most until `deadline` (loop time).
+    A prepared transaction stays open."""
     manager = calls.manager
     if manager.progress.prepared:
         return
@@ -266,7 +276,7 @@ async def abort_on_close(calls: TransactionCalls, deadline: float, max_block: fl
 
 
 def _repeatable(error: KafkaError) -> bool:
-    """True if the transaction can succeed when it is repeated."""
+    """Return True if the transaction can succeed when it is repeated."""
     if isinstance(error, TransactionError):
         return isinstance(error, AbortableTransactionError)
     return error.retriable

@@ -1,4 +1,4 @@
-"""Failures of records of other threads whose futures were never read: logged and counted."""
+"""Logs and reports failures of records of other threads whose futures were never read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class UnreadFailures:
-    """Reports these failures on the loop. Failures that arrive together are reported once for each
-    partition.
+    """Reports unread failures on the event loop. Failures that arrive together are reported once
+    per partition.
 
     Attributes:
-        forked: this process is a child of that of the loop; then the loop is not woken.
+        forked: True in a child process of the process that runs the loop. Failures are then not
+            reported.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, observer: Observer, client_id: str) -> None:
@@ -35,8 +36,8 @@ class UnreadFailures:
         self._is_scheduled = False
 
     def add(self, error: BaseException) -> None:
-        """A future was deleted with an error that no caller has retrieved. May be called by the
-        garbage collector, so it must not take a lock."""
+        """Add the error of a future that was deleted before a caller retrieved it. The garbage
+        collector may call this method, so it must not take a lock."""
         self._errors.append(error)
         if self.forked or (self._is_scheduled and not self._loop.is_closed()):
             return
@@ -45,12 +46,13 @@ class UnreadFailures:
             self._loop.call_soon_threadsafe(self._report)
         except RuntimeError:  # the loop is closed
             self._report()
-        except BaseException:  # raised by a signal handler
+        except BaseException:  # an exception of a signal handler
             self._is_scheduled = False
             raise
 
     def _report(self) -> None:
-        # First, so that failures that arrive later are taken by this call or schedule another one.
+        # Reset this first. A failure that arrives later is then taken by this call, or schedules
+        # another one.
         self._is_scheduled = False
         found: Counter[TopicPartition] = Counter()
         first: dict[TopicPartition, KafkaError] = {}
@@ -81,5 +83,5 @@ class UnreadFailures:
     def _next(self) -> BaseException | None:
         try:
             return self._errors.popleft()
-        except IndexError:  # another thread may call this too if the loop is closed
+        except IndexError:  # empty; several threads may call this if the loop is closed
             return None

@@ -1,9 +1,9 @@
-"""The objects that the user has passed to one producer: serializers, partitioner, interceptors and
-observer.
+"""The objects that the user passes to a producer: serializers, partitioner, interceptors, plug-ins
+and observer.
 
-Each may have `configure(config)` and `close()`. Both are called once for each object, even if it
-has several roles: `configure` by the producer's constructor, `close` when the producer is closed,
-or at once if the constructor fails.
+Each object may have methods `configure(config)` and `close()`. Both are called once per object,
+even if the object has several roles. The producer's constructor calls `configure`. `close` is
+called when the producer is closed, or at once if the constructor fails.
 
 Source: Java `AbstractConfig.getConfiguredInstance`, `KafkaProducer`.
 """
@@ -22,21 +22,22 @@ logger = logging.getLogger(__name__)
 
 
 class UserHooks:
-    """The objects, without None and repetitions, in the order in which they are configured and
-    closed."""
+    """The user's objects, without None and duplicates, in the order in which they are configured
+    and closed."""
 
     def __init__(self, objects: Iterable[object]) -> None:
         distinct = {id(one): one for one in objects if one is not None}
         self._open = list(distinct.values())
 
     def configure(self, config: ProducerConfig) -> None:
-        """Call `configure(config)` on each object that has it.
+        """Call `configure(config)` on each object that has this method.
 
-        If one fails, it and those configured before are closed. The others are not: their
-        `configure` was not called.
+        If a call fails, the object and all objects before it are closed. Later objects are not
+        closed, because they were not configured.
 
         Raises:
-            ConfigError: one failed, and its error is the cause; or it is asynchronous.
+            ConfigError: `configure` of an object failed (with the error as cause) or is
+                asynchronous.
         """
         for number, plugin in enumerate(self._open):
             name = type(plugin).__name__
@@ -59,10 +60,10 @@ class UserHooks:
         self.close()
 
     def close(self) -> None:
-        """Call `close()` on each object that has it. Later calls do nothing.
+        """Call `close()` on each object that has this method. Later calls do nothing.
 
-        Failures are logged and do not prevent the other objects from being closed. A BaseException
-        that is not an Exception (KeyboardInterrupt) is raised once all are closed.
+        Failures are logged, and the other objects are still closed. A BaseException that is not an
+        Exception (KeyboardInterrupt) is raised after all objects were closed.
         """
         closing, self._open = self._open, []
         interrupt: BaseException | None = None
@@ -86,7 +87,7 @@ class UserHooks:
 
 
 def _call(plugin: object, name: str, *arguments: object) -> bool:
-    """Call the method if there is one. Returns True if it is async; its coroutine is not run."""
+    """Call the method, if any. Return True if it is asynchronous; its coroutine is not run."""
     method = getattr(plugin, name, None)
     if not callable(method):
         return False

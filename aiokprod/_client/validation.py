@@ -1,4 +1,4 @@
-"""Checks the arguments of public calls; errors name the argument, its value and the fix."""
+"""Checks the arguments of public calls. Errors name the argument, its value and the fix."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _INTERCEPTOR_METHODS: Final = ("on_send", "on_acknowledgement", "close")
 
 @redacted(ConfigError)
 def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
-    """The configuration of a producer: `config`, or one built from keyword settings.
+    """Return the configuration of a producer: `config`, or one built from keyword settings.
 
-    `settings` is emptied: passwords in it must not stay in a local variable of the caller, whose
-    frame is in the traceback of a `ConfigError`.
+    `settings` is emptied. The traceback of a `ConfigError` contains the caller's frame, whose local
+    variables must not hold passwords.
     """
     given = dict(settings)
     settings.clear()
@@ -66,7 +66,7 @@ def checked_config(config: Any, settings: dict[str, Any]) -> ProducerConfig:
 
 
 def tcp_environment(config: ProducerConfig) -> Environment:
-    """The default environment: TCP, the system's clock, unseeded randomness."""
+    """Create the default environment: TCP, the system clock, unseeded randomness."""
     return Environment(
         TcpDialer(
             send_buffer_bytes=config.send_buffer_bytes,
@@ -76,7 +76,7 @@ def tcp_environment(config: ProducerConfig) -> Environment:
 
 
 def checked_interceptors(interceptors: Any) -> tuple[ProducerInterceptor, ...]:
-    """The interceptors, each with all of its methods."""
+    """Return the interceptors, after checking that each has all methods of an interceptor."""
     try:
         found = tuple(interceptors)
     except TypeError:
@@ -89,7 +89,8 @@ def checked_interceptors(interceptors: Any) -> tuple[ProducerInterceptor, ...]:
 
 
 def checked_plugins(plugins: Any) -> tuple[Any, ...]:
-    """The plug-ins, each with all methods of `RecordPlugin`, or hooks of `Observer`, or both."""
+    """Return the plug-ins, after checking that each has all methods of `RecordPlugin`, or hooks of
+    `Observer`, or both."""
     try:
         found = tuple(plugins)
     except TypeError:
@@ -114,12 +115,12 @@ def checked_plugins(plugins: Any) -> tuple[Any, ...]:
 
 
 def is_record_plugin(plugin: object) -> bool:
-    """True if an entry of `plugins` is intended to be a `RecordPlugin`."""
+    """Return True if an entry of `plugins` has any method of `RecordPlugin`."""
     return any(hasattr(plugin, method) for method in METHODS)
 
 
 def has_hooks(plugin: object) -> bool:
-    """True if an entry of `plugins` has hooks of `Observer`."""
+    """Return True if an entry of `plugins` has any hook of `Observer`."""
     return any(callable(getattr(plugin, hook, None)) for hook in HOOKS)
 
 
@@ -158,7 +159,7 @@ def _check_methods(name: str, plugin: Any, methods: Sequence[str]) -> None:
 
 
 _FLOAT_BITS: Final = 1023
-"""Every int of up to this number of bits can be converted to a float."""
+"""Every int with at most this number of bits can be converted to a float."""
 
 
 def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
@@ -179,7 +180,7 @@ def check_timeout(call: str, timeout: Any, *, zero: bool = True) -> None:
 
 
 def check_on_delivery(call: str, on_delivery: Any) -> None:
-    """Check that `on_delivery` is None or a callable that the loop can call."""
+    """Check that `on_delivery` is None or a plain (not asynchronous) callable."""
     if on_delivery is None:
         return
     if not is_plain_callable(on_delivery):
@@ -190,7 +191,7 @@ def check_on_delivery(call: str, on_delivery: Any) -> None:
 
 
 def checked_topics(call: str, topics: Any) -> list[str]:
-    """Check a list of topic names."""
+    """Check a list of topic names and return it."""
     if isinstance(topics, (str, bytes)):
         raise ConfigError(f"{call} takes a list of topics, not {topics!r}: write [{topics!r}]")
     try:
@@ -208,10 +209,10 @@ def checked_record(
     timestamp_ms: Any,
     headers: Any,
 ) -> ProducerRecord[Any, Any]:
-    """The arguments of a call as a record.
+    """Check the arguments of a call and return them as a record.
 
     Raises:
-        ConfigError: an argument is invalid; names it, its value and the fix.
+        ConfigError: an argument is invalid. The text names the argument, its value and the fix.
     """
     validate_topic(topic)
     if partition is not None:

@@ -1,5 +1,5 @@
-"""Describes the records without an outcome and the calls without metadata: how long they have
-waited, and for what."""
+"""Describes the records that wait for an outcome and the calls that wait for metadata, with the
+duration and the reason of each wait."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ if TYPE_CHECKING:
     from aiokprod.records import TopicPartition
 
 STALL_S: Final = 5.0
-"""Seconds without an acknowledgment after which waiting records are stalled."""
+"""Seconds without an acknowledgment or metadata after which records or calls are stalled."""
 
 _NEARLY: Final = 0.8
-"""Part of `STALL_S` after which a partition counts as stalled if another one is."""
+"""Fraction of `STALL_S` after which a partition counts as stalled if another one is stalled."""
 
 _NAMED: Final = 3
-"""Number of causes, and of partitions for each, that a text names."""
+"""Maximum number of causes in a text, and of partitions for each cause."""
 
 
 def stall_after(lifetime: float) -> float:
-    """Seconds without an acknowledgment after which records are stalled: `STALL_S`, or half of
-    the time from the end of their linger to their delivery timeout if that is less."""
+    """Return the seconds without an acknowledgment after which records are stalled: `STALL_S`, or
+    half of `lifetime` if that is less.
+
+    Args:
+        lifetime: seconds from the end of their linger to their delivery timeout.
+    """
     return min(STALL_S, lifetime / 2)
 
 
 def shortest_stall(config: ProducerConfig) -> float:
-    """The shortest `stall_after` of all topics."""
+    """Return the shortest `stall_after` of all topics."""
     found = STALL_S
     for profile in (NO_PROFILE, *(profile for _, profile in profiles_of(config))):
         topic = EffectiveSettings.of(config, profile)
@@ -47,15 +51,16 @@ class WaitingPartition:
     """The records of a partition that have no outcome.
 
     Attributes:
-        leader: id of the broker for which they wait: the broker of the request in flight, or the
-            leader in the metadata; None if there is none.
-        age_s: seconds since the oldest record was appended.
+        leader: id of the broker of the oldest batch: the broker of its request in flight, otherwise
+            the leader in the metadata; None if there is none.
+        age_s: seconds since the oldest batch was created.
         silent_s: seconds since the end of its linger or, if that is later, since the last
             acknowledgment of this partition; see `PartitionQueue.waits_since`.
-        stalled: `silent_s` is at least `stall_after`, or nearly if another partition is stalled.
-        attempts, last_code: number of attempts of the oldest batch, and the error code of the last
-            failed one.
-        reason: a text about what the records wait for.
+        stalled: True if `silent_s` is at least `stall_after`. If another partition is stalled,
+            `_NEARLY` times `STALL_S` is enough.
+        attempts, last_code: number of attempts of the oldest batch, and the error code of its last
+            failed attempt.
+        reason: a text about the event for which the records wait.
     """
 
     queue: PartitionQueue
@@ -75,8 +80,8 @@ class WaitingPartition:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTopic:
-    """Calls that have waited for the metadata of a topic for `silent_s` seconds; `reason` says
-    why."""
+    """The calls that wait for the metadata of a topic. `silent_s` is the duration of the wait in
+    seconds, and `reason` a text about its cause."""
 
     topic: str
     calls: int
@@ -87,29 +92,31 @@ class WaitingTopic:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """All waiting records and calls at one time, the oldest first."""
+    """All waiting records and calls at one time."""
 
     partitions: list[WaitingPartition]
     topics: list[WaitingTopic]
 
     @property
     def stalled(self) -> list[WaitingPartition]:
-        """The partitions without an acknowledgment for too long."""
+        """The partitions that have had no acknowledgment for too long."""
         return [partition for partition in self.partitions if partition.stalled]
 
     @property
     def stalled_topics(self) -> list[WaitingTopic]:
-        """The topics whose metadata is missing for too long."""
+        """The topics whose metadata has been missing for too long."""
         return [topic for topic in self.topics if topic.stalled]
 
     def silent_s(self) -> float:
-        """The longest time for which something stalled has waited, or 0 if nothing is stalled."""
+        """Return the longest wait of a stalled partition or topic in seconds; 0 if none is
+        stalled."""
         waits = [each.silent_s for each in self.stalled]
         waits += [each.silent_s for each in self.stalled_topics]
         return max(waits, default=0.0)
 
     def cause(self) -> str | None:
-        """A text about what stalled records and calls wait for; None if nothing is stalled."""
+        """Return a text about the causes of stalled records and calls, or None if nothing is
+        stalled."""
         by_reason: dict[str, list[str]] = {}
         records: dict[str, int] = {}
         for partition in self.stalled:
@@ -132,7 +139,7 @@ def _listed(names: list[str]) -> str:
 
 
 def waiting(runtime: Runtime, now: float) -> Waiting:
-    """All waiting records and calls. O(batches without an outcome)."""
+    """Return all waiting records and calls. O(batches without an outcome)."""
     oldest: dict[PartitionQueue, ProducerBatch] = {}
     records: dict[PartitionQueue, int] = {}
     for batch in list(runtime.accumulator.incomplete):
@@ -147,7 +154,7 @@ def waiting(runtime: Runtime, now: float) -> Waiting:
         _partition(runtime, batch, records[queue], now) for queue, batch in oldest.items()
     ]
     if any(partition.stalled for partition in partitions):
-        # Name all of them at once, although an outage stalls its partitions one after the other.
+        # In an outage, the partitions become stalled one after another. Report them together.
         partitions = [
             partition
             if partition.silent_s < _NEARLY * STALL_S
@@ -189,14 +196,14 @@ def _leader(batch: ProducerBatch) -> int | None:
 
 
 def reason_of(runtime: Runtime, batch: ProducerBatch, now: float) -> str:
-    """A text about what a batch waits for."""
+    """Return a text about the event for which a batch waits."""
     return _reason(
         runtime, batch.queue, _leader(batch), batch.last_failure[0], batch.attempts > 0, now
     )
 
 
 def reason_of_partition(runtime: Runtime, queue: PartitionQueue, now: float) -> str:
-    """A text about what the oldest records of a partition wait for."""
+    """Return a text about the event for which the oldest records of a partition wait."""
     if queue.batches:
         return reason_of(runtime, queue.batches[0], now)
     leader = queue.wire_node if queue.in_flight else queue.node
@@ -221,7 +228,7 @@ def _reason(
         return f"{broker} throttles this client for another {retry_at - now:.1f} s"
     silent_since = runtime.sender.silent_since(leader)
     if silent_since is not None and now - silent_since >= OVERDUE_AFTER_S:
-        # The text contains no seconds, so that it stays the same while the broker does not respond.
+        # Leave out the seconds, so that the text stays the same while the broker does not respond.
         return f"{broker} does not answer"
     if failed:
         return f"{broker} answers {failed}"
@@ -237,6 +244,6 @@ def _topic_reason(runtime: Runtime, topic: str) -> str:
 
 
 def broker_name(runtime: Runtime, node_id: int) -> str:
-    """The name of a broker in log messages: id and address."""
+    """Return the name of a broker for log messages: its id and, if known, its address."""
     node = runtime.metadata.snapshot.nodes.get(node_id)
     return f"broker {node_id}" if node is None else f"broker {node}"

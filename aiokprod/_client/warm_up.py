@@ -1,4 +1,4 @@
-"""Connects to the leaders of topics before the first record; see `Producer.warm`."""
+"""Connects to the leaders of topics before the first record is sent; see `Producer.warm`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class WarmUp:
     """Waits for connections to leaders. `wake` must be called when a connection opens or ends.
 
     Attributes:
-        waiting: events of the calls that wait.
+        waiting: the events of the waiting calls.
 
     Args:
-        failure: the error that ended the producer, None while it runs.
+        failure: returns the error that ended the producer, or None.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class WarmUp:
             wakeup.set()
 
     async def connect_leaders(self, topics: list[str], deadline: float) -> None:
-        """Connect to the leaders of `topics`; returns at `deadline` (loop time) at the latest.
+        """Connect to the leaders of `topics`. Return once all are connected, or at `deadline` (loop
+        time).
 
         Raises:
-            AuthenticationError: a leader refuses the credentials.
+            AuthenticationError: a leader rejects the credentials.
             ProducerClosed, ProducerFailed: the producer ended during the call.
         """
         wakeup = WakeupEvent(self._loop)

@@ -1,8 +1,7 @@
 """The interface between a connection and its authentication mechanism.
 
 A mechanism does no I/O with the broker: the channel sends its requests and passes it the responses.
-For a listener without SASL there is no authenticator (None). Source: Java `Authenticator`,
-RFC 4422.
+A listener without SASL has no authenticator (None). Source: Java `Authenticator`, RFC 4422.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from aiokprod._wire.versions import VersionRanges
 
 @dataclass(frozen=True, slots=True)
 class SendToBroker:
-    """The exchange continues: send `message` in `version`, then pass the response to `receive`."""
+    """Next step: send `message` with API version `version`, then pass the response to `receive`."""
 
     message: Message = field(repr=False)  # holds credentials
     version: int
@@ -36,12 +35,11 @@ class Authenticated:
 
 @dataclass(frozen=True, slots=True)
 class AuthTask:
-    """The next step takes time, for example a call of a token provider, or key derivation in a
-    thread.
+    """A task computes the next step, for example by calling a token provider or deriving keys.
 
     Attributes:
-        run: returns a coroutine whose result is the step. It runs in a task of the connection,
-            which is cancelled when the connection closes. AuthenticationError ends the exchange.
+        run: returns a coroutine whose result is the next step. The connection runs it in a task
+            and cancels the task when it closes. AuthenticationError ends the exchange.
     """
 
     run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
@@ -51,14 +49,14 @@ AuthenticationStep: TypeAlias = SendToBroker | Authenticated | AuthTask
 
 
 class Authenticator(Protocol):
-    """One exchange on one connection. Every re-authentication calls `start` again.
+    """Authenticates one connection. Every re-authentication calls `start` again.
 
-    Both methods may return None; the code that obtains the next step later must then call
-    `KafkaChannel.authentication_step`.
+    `start` and `receive` may return None. The code that obtains the next step later must then pass
+    it to `KafkaChannel.authentication_step`.
     """
 
     def start(self, versions: VersionRanges) -> AuthenticationStep | None:
-        """The first step.
+        """Return the first step.
 
         Args:
             versions: versions of each API that both sides support.
@@ -68,11 +66,12 @@ class Authenticator(Protocol):
         """
 
     def renewable(self) -> bool:
-        """True if re-authentication may reuse the connection: brokers reject a change of user."""
+        """Return True if the connection can be re-authenticated. Brokers reject a change of
+        user."""
 
     def receive(self, response: Message) -> AuthenticationStep | None:
-        """The step after a decoded SaslHandshake or SaslAuthenticate response.
+        """Return the step that follows a decoded SaslHandshake or SaslAuthenticate response.
 
         Raises:
-            AuthenticationError: the broker rejected the client, or failed to authenticate itself.
+            AuthenticationError: the broker rejected the client or could not authenticate itself.
         """

@@ -1,9 +1,9 @@
 """One connection as a state machine that uses neither a socket nor a clock.
 
-Received bytes are passed to `receive_data` and `receive_eof`, requests to `send`; `data_to_send`
-returns the bytes to write, and `events` contains the events. A channel is used for one TCP
-connection; `NetworkClient` reconnects. Source: Java `KafkaChannel`, `NetworkClient` (version
-discovery, completed receives), `InFlightRequests`; KIP-35, KIP-511.
+The caller passes received bytes to `receive_data`, the end of the stream to `receive_eof`, and
+requests to `send`. `data_to_send` returns the bytes to write, and `events` contains the events. A
+channel serves one TCP connection; `NetworkClient` reconnects. Source: Java `KafkaChannel`,
+`NetworkClient` (version discovery, completed receives), `InFlightRequests`; KIP-35, KIP-511.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from aiokprod.errors import (
 SOFTWARE_NAME: Final = "aiokprod"
 
 HANDSHAKE_MAX_BYTES: Final = 1 << 20
-"""Largest response before READY. Responses are small until then, and the peer is not authenticated
-yet (F62 in docs/faults.md)."""
+"""Maximum size of a response before READY. Such responses are small, and the peer is not
+authenticated yet (F62 in docs/faults.md)."""
 
 _MAX_CORRELATION_ID: Final = 0x7FFF_FFFF
 _NO_VERSIONS: Final[VersionRanges] = MappingProxyType({})
@@ -73,24 +73,25 @@ class KafkaChannel:
     """One connection without its transport.
 
     Args:
-        peer: name of the broker in messages.
-        max_in_flight: largest number of requests in flight.
-        receive_max_bytes: largest response once READY; before that it is `HANDSHAKE_MAX_BYTES`.
+        peer: name of the broker in error texts.
+        max_in_flight: maximum number of requests in flight.
+        receive_max_bytes: maximum size of a response once READY; `HANDSHAKE_MAX_BYTES` applies
+            earlier, if it is smaller.
         software_version: for ApiVersions; brokers accept only `[a-zA-Z0-9.-]` (KIP-511).
         authenticator: None for listeners without SASL.
-        is_kafka: an earlier connection to this address was READY.
-        counters: the object in which it counts its requests and bytes.
+        is_kafka: True if an earlier connection to this address was READY.
+        counters: counts the requests and bytes of the connection.
 
     Attributes:
-        is_kafka: the address is known to be a Kafka listener that fits this client's configuration,
-            so error texts do not suggest to check that.
+        is_kafka: True if the address is known to be a Kafka listener that fits this client's
+            configuration. Error texts then do not suggest checking that.
         state: changed by `_advance` only.
         versions: versions of each API that both sides support; empty before ApiVersions.
         features: finalized levels of cluster features, from this broker (KIP-584).
         close_reason: set once CLOSED.
-        events: the events, in order. The owner of the channel takes them from the left.
-        session_lifetime_s: lifetime of the authenticated session, 0 = no limit.
-        held: no request is sent, from `hold` until the session is renewed.
+        events: pending events, oldest first. The owner of the channel removes them from the left.
+        session_lifetime_s: lifetime of the authenticated session in seconds; 0 = no limit.
+        held: True from `hold` until the session is renewed; no requests are accepted.
     """
 
     def __init__(
@@ -136,18 +137,18 @@ class KafkaChannel:
 
     @property
     def can_send(self) -> bool:
-        """True if it is READY and has room for one more request. Ignores the transport and
-        throttling."""
+        """True if the channel accepts a request now. The transport and throttling are ignored."""
         return self.state is State.READY and not self.held and not self.in_flight.full
 
     @property
     def reauthentication_due(self) -> bool:
-        """True if `hold` was called and all requests have ended: call `reauthenticate`."""
+        """True if `hold` was called and all requests have ended, so `reauthenticate` may be
+        called."""
         return self.held and self.state is State.READY and not self.in_flight
 
     @property
     def handshake_deadline(self) -> float:
-        """Loop time by which the current ApiVersions exchange or authentication must end."""
+        """Loop time by which the ApiVersions exchange or the authentication must end."""
         return self._handshake_deadline
 
     @property
@@ -160,10 +161,10 @@ class KafkaChannel:
         return self.state in PREPARING
 
     def negotiate(self, api_key: int, max_version: int | None = None) -> int:
-        """The highest version of an API that both sides and `max_version` allow.
+        """Return the highest version of an API that both sides and `max_version` allow.
 
         Raises:
-            UnsupportedVersion: there is none; nothing was sent.
+            UnsupportedVersion: no version fits; nothing was sent.
         """
         shared = self.versions.get(api_key)
         if shared is not None:
@@ -172,7 +173,7 @@ class KafkaChannel:
                 return newest
             if max_version >= oldest:
                 return max_version
-        # Raises UnsupportedVersion with the version ranges of both sides.
+        # No version fits. This call raises UnsupportedVersion with the ranges of both sides.
         return negotiate(api_key, self._broker_ranges, max_version=max_version)
 
     # -- actions of this side -------------------------------------------------------------------
@@ -180,11 +181,11 @@ class KafkaChannel:
     def transport_up(
         self, now: float, deadline: float, *, authentication_timeout: float = math.inf
     ) -> None:
-        """The transport is connected: request the broker's API versions.
+        """Request the broker's API versions, once the transport is connected.
 
         Args:
             deadline: loop time by which the ApiVersions exchange must end.
-            authentication_timeout: seconds for the authentication after it.
+            authentication_timeout: seconds for the authentication that follows.
         """
         self._advance(Event.TRANSPORT_UP)
         self._handshake_deadline = deadline
@@ -201,11 +202,11 @@ class KafkaChannel:
         deadline: float,
         expect_response: bool = True,
     ) -> InFlightRequest:
-        """Encode a request and queue its bytes; nothing changes if encoding fails.
+        """Encode a request and queue its bytes. If encoding fails, nothing changes.
 
         Raises:
-            NotReady: `can_send` is false (a bug of the caller).
-            KafkaError: the message cannot be expressed in this version.
+            NotReady: `can_send` is false (a bug in the caller).
+            KafkaError: the message cannot be encoded in this version.
         """
         if self.state is not State.READY or self.held or self.in_flight.full:
             raise NotReady(f"{self!r} cannot take {type(message).__name__}")
@@ -217,7 +218,7 @@ class KafkaChannel:
         return bool(self._outgoing)
 
     def data_to_send(self) -> list[BytesLike]:
-        """Take the chunks to write now. From now on the broker may have received their requests."""
+        """Take the chunks to write. The broker may receive their requests from now on."""
         chunks, self._outgoing = self._outgoing, []
         self.counters.network_bytes_out += sum(map(len, chunks))
         for request in self._unsent:
@@ -226,9 +227,9 @@ class KafkaChannel:
         return chunks
 
     def write_completed(self) -> None:
-        """All bytes taken so far were written, which completes a request without a response.
+        """Complete the newest request if it expects no response, once all its bytes are written.
 
-        It is the newest request; older ones may still wait for their responses.
+        Older requests may still be waiting for their responses.
         """
         request = self.in_flight.complete_written()
         if request is not None:
@@ -237,7 +238,8 @@ class KafkaChannel:
                 self._close_if_drained()
 
     def close(self) -> None:
-        """Accept no more requests; CLOSED once those in flight have ended. Idempotent."""
+        """Accept no more requests, and close once the requests in flight have ended. Before READY,
+        the channel closes at once. Idempotent."""
         if self.state is State.READY:
             self._advance(Event.CLOSE)
             self._close_if_drained()
@@ -247,8 +249,8 @@ class KafkaChannel:
             )
 
     def fail(self, reason: CloseReason, error: KafkaError) -> None:
-        """Close at once. All requests in flight end with `error`, the oldest first. No effect once
-        CLOSED."""
+        """Close at once. All requests in flight end with `error`, oldest first. Does nothing if the
+        channel is CLOSED."""
         if self.closed:
             return
         self._advance(Event.LOST)
@@ -271,14 +273,15 @@ class KafkaChannel:
         return self._authenticator is not None and self._authenticator.renewable()
 
     def hold(self) -> None:
-        """Accept no more requests: a re-authentication is due once those in flight have ended."""
+        """Accept no more requests until re-authentication, which starts once the requests in flight
+        have ended. Does nothing without SASL."""
         self.held = self._authenticator is not None
 
     def reauthenticate(self, now: float, deadline: float) -> None:
-        """Run the authenticator again; until it has ended, no requests are accepted (KIP-368).
+        """Authenticate again. No requests are accepted until the authentication ends (KIP-368).
 
         Raises:
-            NotReady: requests are in flight; their frames must not mix with those of SASL.
+            NotReady: requests are in flight; their frames must not mix with SASL frames.
         """
         if self.in_flight:
             raise NotReady(f"{self!r} cannot re-authenticate")
@@ -290,7 +293,7 @@ class KafkaChannel:
             self.fail(CloseReason.AUTH_FAILED, error)
 
     def authentication_step(self, step: AuthenticationStep | None, now: float) -> None:
-        """Carry out the next step of the authentication; None if it is not known yet."""
+        """Execute a step of the authentication. None means that the step is not known yet."""
         if step is None or self.state is not State.AUTHENTICATING:
             return
         if isinstance(step, Authenticated):
@@ -306,10 +309,10 @@ class KafkaChannel:
     # -- events of the peer ---------------------------------------------------------------------
 
     def receive_data(self, data: BytesLike, now: float) -> None:
-        """Process received bytes: all complete frames; the rest is kept until more bytes arrive.
+        """Process all complete frames, and buffer an incomplete frame until more bytes arrive.
 
-        Bytes that violate the protocol close the channel. Bytes that arrive once it is CLOSED are
-        ignored, because their requests have ended.
+        Bytes that violate the protocol close the channel. A CLOSED channel ignores received bytes,
+        because its requests have ended.
         """
         if self.state is State.CLOSED:
             return
@@ -318,16 +321,17 @@ class KafkaChannel:
             for frame in self._reader.feed(data):
                 self._receive_frame(frame, now)
         except AuthenticationError as error:
-            # Drop the traceback: `data` in its frames contains the secret if the broker returns it.
+            # Drop the traceback: its frames hold `data`, which contains the secret if the broker
+            # sends it back.
             self.fail(CloseReason.AUTH_FAILED, error.with_traceback(None))
         except KafkaError as error:
             if self.state is State.AUTHENTICATING:
-                error.__traceback__ = error.__context__ = None  # they too contain the secret
+                error.__traceback__ = error.__context__ = None  # they may hold the secret too
             self.fail(CloseReason.PROTOCOL, self._named(error))
 
     def receive_eof(self, cause: Exception | None = None) -> None:
-        """End the channel, because the connection was closed, or broke if there is a `cause`. A
-        partial frame is dropped."""
+        """Close the channel after the end of the stream, or after a connection error if `cause` is
+        given. An incomplete frame is dropped."""
         if self.closed:
             return
         how = "closed the connection" if cause is None else f"connection broken: {cause}"
@@ -347,9 +351,9 @@ class KafkaChannel:
             if not self.is_kafka:
                 how += "; the credentials or the listener may be wrong"
         error: KafkaError = Disconnected(f"{self.peer}: {how}")
-        # In TLS 1.3 the handshake is complete for the client before the broker has checked its
-        # certificate, so a broker rejects the certificate after the connection seems to be
-        # established. Report that as an authentication failure.
+        # In TLS 1.3 the client completes the handshake before the broker has checked the client
+        # certificate. A rejection therefore arrives after the connection seems to be established.
+        # Report it as an authentication failure.
         refused = None if cause is None or not self.preparing else tls_failure(cause, self.peer)
         if refused is not None:
             reason, error = CloseReason.AUTH_FAILED, refused
@@ -359,7 +363,7 @@ class KafkaChannel:
     # -- internals ------------------------------------------------------------------------------
 
     def _named(self, error: KafkaError) -> KafkaError:
-        """The error with the name of the peer in its text; the wire layer does not know it."""
+        """Return the error with the peer's name in its text, which the wire layer cannot add."""
         if self.peer in error.message:
             return error
         text = error.message
@@ -391,8 +395,8 @@ class KafkaChannel:
         self.in_flight.add(request)
         self.counters.requests_sent += 1
         self._unsent.append(request)
-        # Leave out empty chunks: CPython 3.12+ turns one left behind by a partial write into a busy
-        # loop.
+        # Leave out empty chunks: in CPython 3.12+, an empty chunk that remains after a partial
+        # write causes a busy loop.
         self._outgoing.extend(filter(len, chunks))
         return request
 
@@ -442,8 +446,8 @@ class KafkaChannel:
             code = error_code(answer.error_code)
             raise ProtocolError(f"{self.peer} refused ApiVersions: {code.text}", code=code)
         elif not answer.api_keys:
-            # A null list is decoded as an empty one. The broker must not be considered too old for
-            # that, because that would end the producer.
+            # A null list is decoded as an empty list. Do not report the broker as too old because
+            # of it, which would end the producer.
             raise DecodeError(f"{self.peer} lists no API in its ApiVersions answer")
         else:
             self._broker_ranges = broker_ranges(answer)
@@ -467,7 +471,7 @@ class KafkaChannel:
         self.events.append(Ready(throttle_ms))
 
     def _close_if_drained(self) -> None:
-        """CLOSED once the last open request of a CLOSING channel has ended."""
+        """Change a CLOSING channel to CLOSED if no request is in flight."""
         if not self.in_flight:
             self._advance(Event.DRAINED)
             self.close_reason = CloseReason.LOCAL
@@ -480,9 +484,9 @@ def _api_name(api_key: int) -> str:
 
 
 def _error_for(request: InFlightRequest, error: KafkaError) -> KafkaError:
-    """The error of a request that was in flight when the connection failed.
+    """Return the error of a request that was in flight when the connection failed.
 
-    After invalid bytes it is retriable, because the request may succeed on another connection (F61
+    A protocol error becomes retriable, because the request may succeed on another connection (F61
     and F63 in docs/faults.md).
     """
     return error.copy().with_(

@@ -1,6 +1,6 @@
-"""The states of a connection, its transitions, and the events it reports.
+"""The states of a channel, their transitions, and the events that a channel reports.
 
-`channel` passes each event to `TRANSITIONS`, which contains the next state.
+`channel` looks up the next state in `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = MappingProxyType(
         (State.CLOSING, Event.LOST): State.CLOSED,
     }
 )
-"""All transitions. Any other one is a bug in this package and raises `KeyError`."""
+"""All valid transitions. Any other transition is a bug in this package and raises `KeyError`."""
 
 
 PREPARING: Final = frozenset({State.CONNECTING, State.CHECKING_API_VERSIONS, State.AUTHENTICATING})
@@ -82,14 +82,14 @@ class CloseReason(enum.Enum):
 
 @dataclass(slots=True)
 class Ready:
-    """The connection accepts requests, for the first time or again."""
+    """The connection accepts requests, after its setup or after a re-authentication."""
 
     throttle_ms: int = 0
 
 
 @dataclass(slots=True)
 class Completed:
-    """A request ended, with `body` or `error`, or neither for acks=0."""
+    """A request ended with `body` or `error`. With acks=0, success sets neither."""
 
     request: InFlightRequest
     body: Any
@@ -98,7 +98,7 @@ class Completed:
 
 @dataclass(slots=True)
 class Closed:
-    """The last event of a channel. `error` is None after a graceful `close()`."""
+    """The last event of a channel. `error` is None if a READY channel was closed gracefully."""
 
     reason: CloseReason
     error: KafkaError | None
@@ -106,7 +106,7 @@ class Closed:
 
 @dataclass(slots=True)
 class AuthTaskRequested:
-    """Authentication continues after this task: run it, then call `authentication_step`."""
+    """Request to run a task and pass its result to `authentication_step`."""
 
     run: Callable[[], Coroutine[Any, Any, AuthenticationStep]] = field(repr=False)
 

@@ -1,6 +1,6 @@
-"""Requests to all nodes: dialling, backoff, throttling, least loaded node, graceful closing.
+"""Manages the connections to all nodes: dialling, backoff, throttling, least loaded node, closing.
 
-All decisions are synchronous; the only coroutines are one dial task per node and `close`.
+All decisions are synchronous. The only coroutines are the dial tasks and `close`.
 Source: Java `NetworkClient`.
 """
 
@@ -39,27 +39,28 @@ _COORDINATOR_IDS: Final = -1_000_000
 those of the bootstrap addresses (-1, -2, …)."""
 
 _CANCEL_GRACE: Final = 0.1
-"""Seconds after the deadline that cancelled dial tasks have to end, which takes some iterations of
-the event loop."""
+"""Minimum time in seconds that `close` waits for cancelled dial tasks, which need some iterations
+of the event loop to end."""
 
 
 class NetworkClient:
-    """Requests to brokers by node id; satisfies `_engine.ports.BrokerClient`.
+    """Connections to brokers by node id; implements `_engine.ports.BrokerClient`.
 
-    Starts with the bootstrap addresses as nodes -1, -2, …
+    The initial nodes are the bootstrap addresses, with the ids -1, -2, …
 
     Args:
         loop: the event loop on which all methods are called.
-        on_wakeup: called when a request may have become sendable: connection ready, responses
-            processed, writes drained, throttling or connection ended. Must be cheap; may be called
-            more often than necessary.
-        on_disconnect: called when a connection or an attempt failed, that is, was not closed by the
-            client (idle, node removed, closing); metadata should be refreshed.
-        on_throttle, on_connection_opened, on_connection_closed: see `Observer`; the last one is
-            called for every end of a connection, with None if the client closed it.
+        on_wakeup: called when a request may have become sendable: a connection is ready, responses
+            were processed, the write buffer drained, or throttling or a connection ended. Must be
+            cheap; may be called more often than necessary.
+        on_disconnect: called when a connection or an attempt failed, so metadata should be
+            refreshed; not called if the client closed it (idle, node removed, closing).
+        on_throttle, on_connection_opened, on_connection_closed: see `Observer`.
+            `on_connection_closed` is called for every end of a connection, with None if the client
+            closed it.
         on_callback_error: called if an `on_done` raised; default: the loop's exception handler.
         authenticator: creates the authenticator of a connection; None uses the configuration.
-        nodes: the counters of requests and bytes by broker.
+        nodes: counters of requests and bytes by broker.
 
     Attributes:
         log: logs the events of the connections.
@@ -111,7 +112,7 @@ class NetworkClient:
         self._throttle_timers: dict[int, asyncio.TimerHandle] = {}
         self._features = NO_FEATURES
         self._closed = False
-        self._sought: int | None = None  # the node to dial that `least_loaded` chose last
+        self._sought: int | None = None  # the node to dial, if the last `least_loaded` chose one
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._pid = os.getpid()
@@ -123,10 +124,10 @@ class NetworkClient:
     # -- called by the engine -------------------------------------------------------------------
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Replace the known brokers; an empty iterable stands for the bootstrap addresses.
+        """Replace the known brokers. An empty iterable restores the bootstrap addresses.
 
-        Connections to nodes that were removed or moved to another address are closed after their
-        requests in flight have ended (F14); connections to other nodes stay open.
+        Connections to nodes that were removed or moved to another address close after their
+        requests in flight have ended (F14). Other connections stay open.
         """
         self._check_process()
         if self._closed:
@@ -143,11 +144,11 @@ class NetworkClient:
                 self._brokers[node_id] = Candidate(node)
 
     def set_coordinators(self, nodes: Iterable[Node]) -> None:
-        """Replace the addresses that FindCoordinator has returned.
+        """Replace the coordinator addresses that FindCoordinator has returned.
 
-        Each is a separate node, independent of `set_nodes`; it is used only while `set_nodes` has
-        no node with this id and address. Connections to other addresses are closed after their
-        requests in flight have ended.
+        Each address is a separate node, independent of `set_nodes`. It is used only while
+        `set_nodes` has no node with the same id and address. Connections to coordinator addresses
+        that are no longer listed close after their requests in flight have ended.
         """
         self._check_process()
         if self._closed:
@@ -163,16 +164,17 @@ class NetworkClient:
                 self._brokers[node_id] = Candidate(Node(node_id, *address))
 
     def coordinator_id(self, node: Node) -> int:
-        """The id that addresses one of `set_coordinators`: the broker id if the metadata lists the
-        node at this address, so that the connection is shared."""
+        """Return the id for requests to a node that was passed to `set_coordinators`. This is the
+        broker id if the metadata lists the node at this address, so that the connection is
+        shared."""
         broker = self._brokers.get(node.id)
         if broker is not None and (broker.node.host, broker.node.port) == (node.host, node.port):
             return node.id
         return self._coordinators[node.host, node.port]
 
     def ready(self, node_id: int, now: float) -> Connection | None:
-        """The connection, if a request may be sent on it now; otherwise None, and the node is
-        dialled if the backoff allows it.
+        """Return the node's connection if it accepts a request now, otherwise None. A node without
+        a connection is dialled if its backoff allows that.
 
         Raises:
             ForkedProcess: called in a child process.
@@ -190,15 +192,15 @@ class NetworkClient:
         return None
 
     def can_send(self, node_id: int, now: float) -> bool:
-        """True if `ready` would return a connection; without side effect."""
+        """Return True if `ready` would return a connection. Never dials."""
         broker = self._brokers.get(node_id)
         return (
             broker is not None and broker.connection is not None and broker.connection.can_send(now)
         )
 
     def retry_at(self, node_id: int, now: float) -> float:
-        """The time at which the result of `ready` may change without an event; inf if only an event
-        can change it."""
+        """Return the time at which the result of `ready` may change without an event, or inf if
+        only an event can change it."""
         broker = self._brokers.get(node_id)
         if broker is None or self._closed:
             return math.inf
@@ -209,20 +211,20 @@ class NetworkClient:
         return math.inf
 
     def in_flight_count(self, node_id: int) -> int:
-        """Number of requests in flight on a node's connection."""
+        """Return the number of requests in flight on a node's connection."""
         broker = self._brokers.get(node_id)
         if broker is None or broker.connection is None:
             return 0
         return len(broker.connection.channel.in_flight)
 
     def total_in_flight(self) -> int:
-        """Number of requests in flight on all connections, including those about to close."""
-        # Iterate over a copy, because `metrics()` may be called in another thread.
+        """Return the number of requests in flight on all connections, including closing ones."""
+        # Iterate over a copy, because another thread may call `metrics()`.
         return sum(len(connection.channel.in_flight) for connection in list(self._connections))
 
     def in_flight_by_node(self) -> dict[int, int]:
-        """`total_in_flight` by node; all addresses that are not brokers of the metadata are counted
-        under `OTHER_NODES`."""
+        """Return the numbers of requests in flight by node. All addresses that the metadata does
+        not list as brokers are counted under `OTHER_NODES`."""
         counts: dict[int, int] = {}
         for connection in list(self._connections):
             node_id = max(connection.node_id, OTHER_NODES)
@@ -230,11 +232,12 @@ class NetworkClient:
         return counts
 
     def least_loaded(self, now: float) -> int | None:
-        """The node for a request to which any broker can respond.
+        """Return the node for a request to which any broker can respond, or None.
 
-        It is the node with the fewest requests in flight among those that accept a request, else
-        one that is connecting, else the least recently tried one whose backoff is over, else None.
-        The search starts at a random node, so that clients do not all choose the same broker.
+        The preferred node has the fewest requests in flight among the nodes that accept a request.
+        The next choices are a connecting node, then the least recently tried node whose backoff has
+        ended. The search starts at a random node, so that clients do not all choose the same
+        broker.
         """
         if self._closed:
             return None
@@ -245,20 +248,21 @@ class NetworkClient:
         return chosen
 
     def version_range(self, node_id: int, api_key: int) -> tuple[int, int] | None:
-        """Versions that both sides support; None if not connected or not supported."""
+        """Return the versions of an API that both sides support, or None if the node is not
+        connected or they have no common version."""
         broker = self._brokers.get(node_id)
         if broker is None or broker.connection is None:
             return None
         return broker.connection.channel.versions.get(api_key)
 
     def finalized_feature(self, name: str) -> int:
-        """Finalized level of a cluster feature, from the broker response with the highest feature
-        epoch; 0 if unknown (KIP-584)."""
+        """Return the finalized level of a cluster feature, or 0 if unknown (KIP-584). The source is
+        the ApiVersions response with the highest feature epoch."""
         return self._features.levels.get(name, 0)
 
     def forget_features(self) -> None:
-        """Use only the features of open connections to the known brokers: the addresses lead to
-        another cluster, whose feature epoch may be lower."""
+        """Keep only the features of open connections to the known brokers, when the addresses lead
+        to another cluster. Its feature epoch may be lower."""
         self._features = NO_FEATURES
         for broker in self._brokers.values():
             if broker.connection is not None:
@@ -269,14 +273,14 @@ class NetworkClient:
             self._features = connection.channel.features
 
     def give_up(self, node_id: int, error: KafkaError) -> None:
-        """Close all connections to a node, even if it was removed; their requests in flight end
-        with `error`, and `on_done` of each is called during this call."""
+        """Close all connections to a node, even if the node was removed. Their requests in flight
+        end with `error`; the `on_done` callbacks run during this call."""
         for connection in list(self._connections):
             if connection.node_id == node_id:
                 connection.fail(CloseReason.TIMEOUT, error)
 
     def reset_backoff(self) -> None:
-        """Rebootstrap: forget failures and resolved addresses of all nodes."""
+        """Forget failures and resolved addresses of all nodes, for a rebootstrap."""
         self._states.reset()
 
     # -- life cycle -----------------------------------------------------------------------------
@@ -285,12 +289,12 @@ class NetworkClient:
         """Close all connections and wait until they are closed, or until `deadline`. Idempotent.
 
         Args:
-            error: the error with which open requests end; by default `ProducerClosed`.
+            error: the error of requests in flight; `ProducerClosed` by default.
 
-        Cancellation: drops the transports without waiting.
+        Cancellation aborts the transports without waiting.
 
         Raises:
-            ForkedProcess: called in a child process, whose sockets belong to the parent.
+            ForkedProcess: called in a child process; the sockets belong to the parent.
         """
         self._check_process()
         self._closed = True
@@ -329,7 +333,7 @@ class NetworkClient:
         name = node.host, node.port
         connection.begin_setup(now, self._states.connecting(node.id, now, name, sought=sought))
         connection.throttled_until = self._states.throttled_until(node.id)
-        # This is set before dialling, because the dial call itself may complete the connection.
+        # Set this before dialling, because the call of `start` may complete the connection.
         broker.connection = connection
         self._connections.add(connection)
         self._none_left.clear()
@@ -337,12 +341,12 @@ class NetworkClient:
         self._dials.start(node, connection)
 
     def _listed(self) -> list[tuple[int, Candidate]]:
-        """The brokers known from metadata or bootstrap addresses."""
+        """Return the nodes from the metadata or the bootstrap addresses, without coordinators."""
         return [item for item in self._brokers.items() if item[0] > _COORDINATOR_IDS]
 
     def _retire(self, broker: Candidate) -> None:
-        """Forget a node that was removed or moved to another address, and close its connection when
-        its requests have ended."""
+        """Forget a node that was removed or moved to another address. Its connection closes when
+        the requests in flight have ended."""
         node_id = broker.node.id
         del self._brokers[node_id]
         self._states.forget(node_id)
@@ -353,10 +357,10 @@ class NetworkClient:
     # -- connection events ----------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
-        """ConnectionOwner: the connection accepts requests."""
+        """ConnectionOwner: reset the backoff and notify the engine."""
         self.log.connected(connection)
-        # The connection is the current one of its node: this is never called for a retired
-        # connection, because a connection that is retired before it is READY is closed.
+        # No check of `_is_current` is needed: a connection that is retired before READY is closed,
+        # so this method is never called for it.
         self._states.ready(connection.node_id, self._loop.time())
         counters = connection.channel.counters
         counters.connections += 1
@@ -367,17 +371,18 @@ class NetworkClient:
         self._on_wakeup()
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
-        """ConnectionOwner: the broker throttles this client: send no request for that long
-        (KIP-219).
+        """ConnectionOwner: send no request for `seconds`, because of throttling (KIP-219).
 
-        There is no upper limit. Byte quotas are not bounded by the quota window, so a request of
-        1 MB under 1 KiB/s means 967 s (Java `QuotaUtils.throttleTime`), and the broker would not
-        read a request that is sent earlier. Records still expire by their delivery deadlines.
+        The time has no upper limit. Brokers do not limit it to the quota window for byte quotas, so
+        a request of 1 MB under a quota of 1 KiB/s leads to 967 s (Java `QuotaUtils.throttleTime`).
+        The broker does not read requests sent earlier. Records still expire at their delivery
+        deadlines.
         """
         now = self._loop.time()
         until = now + seconds
-        # The broker reads nothing until then, so the deadlines of requests in flight are postponed,
-        # but only by the additional time: several responses may report the same throttling.
+        # The broker reads nothing until then, so postpone the deadlines of requests in flight.
+        # Postpone them only by the additional time, because several responses may report the same
+        # throttling.
         longer = until - max(connection.throttled_until, now)
         if longer > 0:
             connection.throttled_until = until
@@ -392,7 +397,7 @@ class NetworkClient:
             self._on_throttle(connection.node_id, seconds)
 
     def connection_progress(self, connection: Connection) -> None:
-        """ConnectionOwner: the connection may accept requests again."""
+        """ConnectionOwner: notify the engine that the connection may accept requests again."""
         self._on_wakeup()
 
     def connection_closed(
@@ -420,18 +425,18 @@ class NetworkClient:
             )
         if error is not None and not self._closed:
             self.log.closed(connection, reason, error, now)
-            # An idle close says nothing about the cluster, so it does not request metadata: that
-            # would open a connection again, which would become idle again, and so on.
+            # Do not refresh metadata if the client closed the connection. After an idle close the
+            # refresh would open a connection, which would become idle again, and so on.
             if not own_wish:
                 self._on_disconnect(node_id, error)
         self._on_wakeup()
 
     def transport_closed(self, connection: Connection) -> None:
-        """ConnectionOwner: the transport is closed."""
+        """ConnectionOwner: forget the connection if its dial task has ended too."""
         self._forget_if_gone(connection)
 
     def callback_failed(self, error: BaseException) -> None:
-        """ConnectionOwner: a callback of the engine raised. The connection continues."""
+        """ConnectionOwner: report an error of an engine callback. The connection stays open."""
         if self._on_callback_error is not None:
             self._on_callback_error(error)
         else:

@@ -1,8 +1,7 @@
-"""Connects one asyncio transport with one `KafkaChannel`: flow control and one timer.
+"""Connects one asyncio transport with one `KafkaChannel`, with flow control and one timer.
 
-It keeps this order: received bytes are processed before timeouts are applied, frames before the end
-of the stream, and the state changes before callbacks run. Source: Java `Selector`,
-`NetworkClient.poll`.
+Received bytes are processed before timeouts are applied, and frames before the end of the stream.
+State changes before callbacks run. Source: Java `Selector`, `NetworkClient.poll`.
 """
 
 from __future__ import annotations
@@ -40,32 +39,33 @@ from aiokprod.errors import (
 log = logging.getLogger(__name__)
 
 TIMER_SLACK: Final = 0.001
-"""Seconds. uvloop rounds timers to a millisecond; a deadline that is closer counts as reached."""
+"""Tolerance in seconds: a deadline this close counts as reached, because uvloop rounds timers to a
+millisecond."""
 
 _QUIET_PASSES: Final = 2
-"""Iterations of the event loop without a read before a timeout is applied. One is not enough:
-asyncio runs callbacks that were queued earlier before the reads of the same iteration, and uvloop
-runs timers before it polls."""
+"""Consecutive iterations of the event loop without a read before a timeout is applied. One is not
+enough: in each iteration, asyncio runs callbacks that were queued earlier before it reads, and
+uvloop runs timers before it polls."""
 
 _STALL: Final = 0.1
-"""Seconds; if a timer fires later than this, the loop was blocked."""
+"""Delay of a timer, in seconds, above which the event loop counts as blocked."""
 
 _STALL_GRACE: Final = 1.0
-"""Longest extension, in seconds, of a deadline that passed while the loop was blocked: the request
-may still have been in the write buffer. Each request gets it once, so that every request ends."""
+"""Maximum extension, in seconds, of a deadline that passed while the loop was blocked. The request
+may still have been in the write buffer. Each deadline is extended once, so every request ends."""
 
 _MAX_PASSES: Final = 64
-"""Maximum number of iterations before a timeout is applied: 64 reads of 256 KiB are the largest
-frame of the default configuration."""
+"""Maximum number of event-loop iterations before a timeout is applied. 64 reads of 256 KiB receive
+the largest frame that the default configuration accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """The times of re-authentication (KIP-368).
+    """Timing of re-authentication (KIP-368).
 
     Attributes:
-        share: part of the session's lifetime after which to re-authenticate, below 1.
-        timeout: seconds for one re-authentication.
+        share: fraction of the session lifetime after which to re-authenticate, below 1.
+        timeout: timeout of one re-authentication in seconds.
     """
 
     share: float = 0.9
@@ -77,42 +77,44 @@ _LONGEST_SESSION: Final = 365 * 86_400.0
 
 
 class ConnectionOwner(Protocol):
-    """Receives the events of a connection, each after the connection's state is consistent."""
+    """Receives the events of a connection. The connection's state is consistent in every call."""
 
     def connection_ready(self, connection: Connection) -> None:
-        """The channel became READY."""
+        """Called when the channel becomes READY for the first time."""
 
     def connection_throttled(self, connection: Connection, seconds: float) -> None:
-        """The broker throttles this client: no request may be sent for that long."""
+        """Called when the broker throttles this client: send no request for `seconds`."""
 
     def connection_progress(self, connection: Connection) -> None:
-        """Responses were processed or the write buffer drained: a request may be accepted now."""
+        """Called when a request may be accepted again: responses were processed, the write buffer
+        drained, or the session was renewed."""
 
     def connection_closed(
         self, connection: Connection, reason: CloseReason, error: KafkaError | None
     ) -> None:
-        """The channel is CLOSED and its open requests have ended."""
+        """Called when the channel is CLOSED and its requests in flight have ended."""
 
     def transport_closed(self, connection: Connection) -> None:
-        """The transport is closed; the loop has no callback of this connection any more."""
+        """Called when the transport is closed, or when the authentication task has ended after
+        that."""
 
     def callback_failed(self, error: BaseException) -> None:
-        """A completion callback raised: a bug above the network."""
+        """Called when an `on_done` callback raised, which is a bug outside the network layer."""
 
 
 class Connection(asyncio.Protocol):
     """One connection to one node.
 
     Args:
-        max_idle: seconds without traffic after which it closes; inf = never.
-        request_timeout: least timeout of the ApiVersions request, in seconds.
+        max_idle: seconds without traffic after which the connection closes; inf = never.
+        request_timeout: minimum timeout of the ApiVersions request, in seconds.
         address: host and port of the node.
 
     Attributes:
         setup_deadline: loop time by which the transport must be connected, including TLS.
         throttled_until: loop time before which no request may be sent.
-        was_up: the transport was established.
-        was_ready: the channel was READY.
+        was_up: True once the transport was established.
+        was_ready: True once the channel was READY.
     """
 
     __slots__ = (
@@ -180,24 +182,24 @@ class Connection(asyncio.Protocol):
 
     @property
     def gone(self) -> bool:
-        """True if it is CLOSED and has no transport and no task: no more events follow."""
+        """True if the channel is CLOSED and there is no transport and no task, so no more events
+        follow."""
         return self.channel.closed and self._transport is None and self._task is None
 
     # -- called by the client -------------------------------------------------------------------
 
     def begin_setup(self, now: float, timeout: float) -> None:
-        """Set the deadlines before it is dialled.
+        """Set the setup deadlines. Called before dialling.
 
         Args:
-            timeout: seconds until the transport must be connected, and the same number of seconds
-                for the authentication.
+            timeout: seconds to connect the transport, and again the same time to authenticate.
         """
         self._setup_timeout = timeout
         self.setup_deadline = now + timeout
 
     def can_send(self, now: float) -> bool:
-        """True if a request can be sent: it is READY and not throttled, has room for one more in
-        flight, and the last one is completely written."""
+        """Return True if the channel accepts a request, the client is not throttled, and the
+        previous request is completely written."""
         return not self._paused and self.channel.can_send and now >= self.throttled_until
 
     def send(
@@ -210,31 +212,32 @@ class Connection(asyncio.Protocol):
         max_version: int | None = None,
         expect_response: bool = True,
     ) -> None:
-        """Encode and write a request while `can_send` is true.
+        """Encode and write a request. `can_send` must be true.
 
         Args:
-            request: a wire message; or a callable `(version) -> message` with an attribute
-                `api_key`, when the body depends on the version.
-            on_done: called exactly once with the `Response`, never inside this call; a request that
-                cannot be encoded ends with an error and without having been written; its `version`
-                is -1 if none could be chosen.
+            request: a wire message, or a callable `(version) -> message` with an attribute
+                `api_key` if the body depends on the version.
+            on_done: called exactly once with the `Response`, never inside this call. If encoding
+                fails, the response has an error and `maybe_written` is false. If no version could
+                be chosen, its `version` is -1.
             timeout: seconds after which the connection is closed if there is no response.
-            max_version: cap of the negotiated version.
+            max_version: upper limit of the negotiated version.
             expect_response: False for acks=0: the request completes when its bytes are written.
 
         Raises:
-            NotReady: `can_send` is false: a bug of the caller.
+            NotReady: `can_send` is false (a bug in the caller).
         """
         channel = self.channel
-        # `api_key` is read outside the `try`: a request without it is a bug of the caller and must
-        # raise.
+        # Read `api_key` outside the `try`, so that a request without it raises: this is a bug in
+        # the caller.
         api_key = request.api_key
         version = -1
         deadline = now + timeout
         try:
             version = channel.negotiate(api_key, max_version)
             message = request if isinstance(request, Message) else request(version)
-            # This precedes `channel.send`: if it fails (closed loop), nothing is registered yet.
+            # Set the timer before `channel.send`. If that fails (closed loop), no request is
+            # registered yet.
             self._arm(deadline)
             channel.send(
                 message,
@@ -260,46 +263,46 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._pump)
 
     def close(self) -> None:
-        """Close once the requests in flight have ended."""
+        """Close once the requests in flight have ended. Before READY, close at once."""
         self.channel.close()
         self._pump()
 
     def fail(self, reason: CloseReason, error: KafkaError) -> None:
-        """Close now; requests in flight end with this error."""
+        """Close at once. Requests in flight end with `error`."""
         self.channel.fail(reason, error)
         self._pump()
 
     def abort_transport(self) -> None:
-        """Close the transport at once, without writing the buffered bytes."""
+        """Close the transport at once and discard its write buffer."""
         if self._transport is not None:
             self._transport.abort()
 
     def drop_transport(self) -> None:
-        """The dial failed: drop the transport, if there is one, because it may not call
-        `connection_lost` (uvloop's does not if the task was cancelled after
-        `connection_made`)."""
+        """Abort and drop the transport, if any, after a failed dial. The transport may not call
+        `connection_lost`; uvloop's does not if the dial task was cancelled after
+        `connection_made`."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
 
     def postpone(self, seconds: float) -> None:
-        """Move the deadlines of all requests in flight."""
+        """Postpone the deadlines of all requests in flight."""
         self.channel.in_flight.postpone(seconds)
 
     # -- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        # Cast instead of checking the type: uvloop's transports do not derive from asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         self.was_up = True
         if self.channel.closed:
             transport.abort()
             return
-        # The limit is 0, so that a paused protocol means that the last request is not completely
+        # With a limit of 0, writing is paused exactly while the last request is not completely
         # written.
         transport.set_write_buffer_limits(high=0)
         now = self._last_activity = self._loop.time()
-        # As in Java, the request timeout applies to ApiVersions, the setup timeout to SASL.
+        # As in Java, the request timeout applies to ApiVersions, and the setup timeout to SASL.
         deadline = max(self.setup_deadline, now + self._request_timeout)
         self.channel.transport_up(now, deadline, authentication_timeout=self._setup_timeout)
         self._arm(deadline)
@@ -308,8 +311,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
         if self.channel.state is not State.AUTHENTICATING:
-            # Do this only outside a re-authentication, which must not keep an unused connection
-            # alive.
+            # Re-authentication does not count as activity: it must not keep an unused connection
+            # open.
             self._last_activity = now
         self._reads += 1
         try:
@@ -323,7 +326,7 @@ class Connection(asyncio.Protocol):
             failure.__cause__ = error
             self.channel.fail(CloseReason.PROTOCOL, failure)
         if self.channel.state is State.AUTHENTICATING:
-            self._arm(self._next_deadline())  # the timer is set for the ApiVersions exchange
+            self._arm(self._next_deadline())  # the timer is still set for the ApiVersions exchange
         self._pump()
 
     def eof_received(self) -> bool:
@@ -349,32 +352,31 @@ class Connection(asyncio.Protocol):
     # -- internals ------------------------------------------------------------------------------
 
     def _flush(self) -> bool:
-        """Write the output of the channel; True if the transport has written all of it."""
+        """Write the output of the channel. Return True if the transport has written all of it."""
         transport = self._transport
-        # Requests that are not written because of this end in `connection_lost` as not written.
+        # Requests that are still queued in the channel end as not written in `connection_lost`.
         if transport is None or transport.is_closing():
             return False
         try:
             transport.writelines(self.channel.data_to_send())
         except Exception as error:
             failure = Disconnected(f"{self.channel.peer}: cannot write: {error}")
-            # Drop the traceback: local variables in its frames hold the bytes, which may include
-            # credentials.
+            # Drop the traceback: its frames hold the written bytes, which may contain credentials.
             error.__traceback__ = error.__context__ = None
             failure.__cause__ = error
             self.channel.fail(CloseReason.SEND_FAILED, failure)
             return False
         if transport.is_closing():
-            return False  # the write failed, and emptied the buffer; `connection_lost` follows
+            return False  # the write failed and emptied the buffer; `connection_lost` follows
         if not self._paused and transport.get_write_buffer_size():
-            # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 forgets to pause
-            # (CVE-2024-12254); setting the limits makes the transport check again.
+            # `writelines` of CPython 3.12.0-3.12.8 and 3.13.0-3.13.1 does not call `pause_writing`
+            # (CVE-2024-12254). Setting the limits makes the transport check again.
             transport.set_write_buffer_limits(high=0)
         return not self._paused
 
     def _pump(self) -> None:
-        """Dispatch the events of the channel and write its output. A nested call returns at once,
-        because the outer one continues."""
+        """Dispatch the events of the channel and write its output. A nested call returns at once;
+        the outer call continues."""
         if self._dispatching:
             return
         self._dispatching = True
@@ -395,8 +397,8 @@ class Connection(asyncio.Protocol):
                         self._work(event)
                     else:
                         self._close(event)
-                # This check is last, because the response before it may ask the client to wait.
-                # Because of `held`, it calls nothing in most iterations.
+                # Check this last, because a response may just have started throttling. Testing
+                # `held` first avoids a property call in most iterations.
                 if not (channel.held and channel.reauthentication_due):
                     break
                 if not self._reauthenticate():
@@ -433,7 +435,7 @@ class Connection(asyncio.Protocol):
         except BaseException as error:
             self._owner.callback_failed(error)
             if not isinstance(error, Exception):
-                raise  # raised by a signal handler, such as KeyboardInterrupt
+                raise  # an exception of a signal handler, such as KeyboardInterrupt
 
     def _become_ready(self, event: Ready) -> None:
         lifetime = self.channel.session_lifetime_s
@@ -476,8 +478,8 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def _reauthenticate(self) -> bool:
-        """Begin a re-authentication, or close if there can be none. False while the broker
-        throttles this client, because it reads nothing until that is over."""
+        """Start a re-authentication, or close if the session cannot be renewed. Return False, and
+        try again later, while the broker throttles this client and therefore reads nothing."""
         if not self.channel.renewable:
             self.channel.close()
             return True
@@ -509,9 +511,8 @@ class Connection(asyncio.Protocol):
             self._owner.transport_closed(self)
 
     # -- the timer ------------------------------------------------------------------------------
-    #  There is one handle. It is set for the earliest time that may matter and is not moved when
-    # requests end: it fires too early at most once while the connection is quiet, and responses
-    # need no timer.
+    # One timer handle is set for the earliest deadline. It is not moved when requests end, so that
+    # responses need no timer call. On a quiet connection it fires too early at most once.
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
@@ -527,18 +528,17 @@ class Connection(asyncio.Protocol):
         self._loop.call_soon(self._judge, late, _MAX_PASSES, 0, self._reads)
 
     def _next_deadline(self) -> float:
-        """The next time at which a request or the authentication times out or, if there is neither,
-        the connection has been idle for too long."""
+        """Return the time of the next timeout: of a request, otherwise of the authentication,
+        otherwise of the idle connection."""
         deadline = self.channel.in_flight.earliest_deadline()
         if deadline is None and self.channel.state is State.AUTHENTICATING:
             return self.channel.handshake_deadline
         return self._last_activity + self._max_idle if deadline is None else deadline
 
     def _judge(self, late: float, passes: int, quiet: int, reads: int) -> None:
-        """Close the connection if a deadline has passed, but first read the bytes that have
-        arrived.
+        """Close the connection if a deadline has passed, after reading the bytes that have arrived.
 
-        After the loop was blocked, the response may be in the socket, in several reads.
+        If the loop was blocked, the response may be in the socket and take several reads.
         """
         if self.channel.closed:
             return
@@ -577,8 +577,8 @@ class Connection(asyncio.Protocol):
 
 
 def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | None:
-    """The reason why the task did not return a step. Only the class of a third-party error is
-    included, because its text may contain a token."""
+    """Return the error of a task that returned no step, or None. Of a third-party error, only the
+    class is included, because its text may contain a token."""
     if task.cancelled():
         return AuthenticationError(f"{peer}: the authentication was cancelled")
     error = task.exception()
@@ -590,7 +590,7 @@ def _refusal(task: asyncio.Task[AuthenticationStep], peer: str) -> KafkaError | 
 
 
 def _encoding_error(peer: str, error: Exception) -> KafkaError:
-    """The error of a request that could not be encoded; the connection stays usable."""
+    """Return the error of a request that could not be encoded. The connection stays usable."""
     if isinstance(error, KafkaError):
         return error
     failure = ProtocolError(

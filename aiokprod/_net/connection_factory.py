@@ -20,16 +20,16 @@ _NOT_IN_SOFTWARE_VERSION: Final = re.compile(r"[^a-zA-Z0-9.-]+")
 
 
 class ConnectionFactory:
-    """A callable that creates the connection to a node. The connection is not dialled yet.
+    """A callable that creates the connection to a node, without dialling it.
 
     Args:
         owner: owner of all connections.
-        client_id: None uses the configured one.
+        client_id: None uses the configured client id.
         software_version: converted to the format that brokers accept (KIP-511).
         authenticator: creates the authenticator of a connection; None for listeners without SASL.
         rng: random source that spreads re-authentications.
         is_kafka: see `ConnectionLog.is_kafka`.
-        nodes: the counters of requests and bytes by broker.
+        nodes: counters of requests and bytes by broker.
     """
 
     def __init__(
@@ -85,6 +85,6 @@ class ConnectionFactory:
     def _session(self) -> SessionLimits:
         if self._authenticator is None:
             return SessionLimits()
-        # The times are spread, so that connections opened at the same time do not pause at the same
-        # time. Source: Java `SaslClientAuthenticator.ReauthInfo`.
+        # Spread the times, so that connections opened together do not re-authenticate together.
+        # Source: Java `SaslClientAuthenticator.ReauthInfo`.
         return SessionLimits(self._rng.uniform(0.85, 0.95), self._setup_timeout)

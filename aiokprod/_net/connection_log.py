@@ -1,9 +1,8 @@
 """Logs the events of one client's connections, and limits the number of messages.
 
-A broker that restarts ends every connection to it, and one that cannot be reached is dialled about
-once a second. Neither is logged above DEBUG for a broker that was connected earlier; if records
-wait because of it, `DeliveryWatch` warns. Other problems are logged as WARNING, at most one in 30
-s.
+A broker that restarts ends all its connections, and an unreachable broker is dialled about once a
+second. For a broker that was connected earlier, both are logged at DEBUG; `DeliveryWatch` warns if
+records are delayed. Other problems are logged at WARNING, at most once in 30 s.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WARN_EVERY: Final = 30.0
-"""Seconds between two warnings about connections."""
+"""Minimum number of seconds between two warnings about connections."""
 
 _ROUTINE: Final = frozenset(
     {
@@ -33,18 +32,18 @@ _ROUTINE: Final = frozenset(
         CloseReason.NEVER_CONNECTED,
     }
 )
-"""Reasons that only mean that a broker restarts or cannot be reached."""
+"""Reasons that are expected when a broker restarts or is unreachable."""
 
 _MAX_KNOWN: Final = 10_000
-"""Limit of the addresses that are remembered; above it they are cleared."""
+"""Maximum number of remembered addresses. At this limit all of them are forgotten."""
 
 
 class ConnectionLog:
     """Logs the events of connections. Times are seconds of `loop.time()`.
 
     Attributes:
-        warned_at: time of the last warning, -inf before the first one. Other objects that warn of
-            the same problems set it too.
+        warned_at: time of the last warning, or -inf if none. `DeliveryWatch` sets it too, because
+            it warns about the same problems.
     """
 
     def __init__(self, client_id: str | None) -> None:
@@ -53,19 +52,20 @@ class ConnectionLog:
         self._known: set[tuple[str, int]] = set()
 
     def is_kafka(self, address: tuple[str, int]) -> bool:
-        """True if a connection to this host and port was READY, so this is a Kafka listener that
-        fits this client's configuration. Error texts then do not suggest to check that."""
+        """Return True if a connection to this host and port was READY. The address is then a Kafka
+        listener that fits this client's configuration, so error texts do not suggest checking
+        that."""
         return address in self._known
 
     def connecting(self, connection: Connection) -> None:
-        """A connection is being opened."""
+        """Log that a connection is being opened."""
         logger.debug(
             "connecting to %s", connection.channel.peer,
             extra=self._fields("connecting", connection),
         )  # fmt: skip
 
     def connected(self, connection: Connection) -> None:
-        """A connection accepts requests."""
+        """Log that a connection accepts requests, and remember its address."""
         again = connection.address in self._known
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
@@ -78,7 +78,7 @@ class ConnectionLog:
     def closed(
         self, connection: Connection, reason: CloseReason, error: KafkaError, now: float
     ) -> None:
-        """A connection, or the attempt to open one, ended with an error."""
+        """Log that a connection, or an attempt to connect, ended with an error."""
         level = logging.WARNING
         known = connection.was_ready or connection.address in self._known
         if (reason in _ROUTINE and known) or now < self.warned_at + WARN_EVERY:
@@ -95,7 +95,7 @@ class ConnectionLog:
         )  # fmt: skip
 
     def dropped(self, count: int) -> None:
-        """Connections were aborted because there was no time left to close them."""
+        """Log that connections were aborted because the time to close them had elapsed."""
         logger.warning(
             "dropping %d connections: time to close is up", count,
             extra=log_fields(

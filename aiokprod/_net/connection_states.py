@@ -1,6 +1,6 @@
-"""State of a node that outlives its connections: backoff, setup timeout, addresses.
+"""The state of each node that outlives its connections: backoff, setup timeout, addresses.
 
-This module uses neither a clock nor connections: times are passed as `now`, and `rng` is injected.
+This module uses neither a clock nor connections. Times are passed as `now`, and `rng` is injected.
 Source: Java `ClusterConnectionStates`.
 """
 
@@ -24,14 +24,15 @@ class NodeConnectionState:
     """The state of one node.
 
     Attributes:
-        failures: failed attempts and lost connections since READY.
-        name: host and port of the last dial.
-        last_attempt: time of the last dial, or of its end.
+        failures: number of failed attempts and lost connections since the last READY.
+        name: host and port of the last dial, before resolution.
+        last_attempt: time of the last dial, or of the end of that attempt or connection.
         not_before: end of the backoff.
         throttled_until: end of the broker's throttling; survives reconnects.
-        addresses: resolved addresses; `index` is the next one to dial.
-        last_address: the address dialled last, which is tried last after the next look-up.
-        sought: the last dial was part of a search for any broker that responds.
+        addresses: resolved addresses; `index` is the next address to dial.
+        last_address: the address dialled last. If the next look-up returns it first, it is moved to
+            the end.
+        sought: True if the last dial was part of a search for any available broker.
     """
 
     failures: int = 0
@@ -47,21 +48,22 @@ class NodeConnectionState:
 
 _SEARCH_FAILURES: Final = 10
 _SEARCH_WINDOW_S: Final = 1.0
-"""A search for any broker that responds pauses after `_SEARCH_FAILURES` failures within
-`_SEARCH_WINDOW_S` seconds. So a live address among a few is found at once. Because every address
-has a separate backoff, a long list of dead ones would otherwise be dialled hundreds of times in the
-first second. Java pauses after each failure, and needs a minute to find the only live address among
-fifty."""
+"""A search for any available broker pauses after `_SEARCH_FAILURES` failures within
+`_SEARCH_WINDOW_S` seconds. In a short list, the search therefore finds a live address at once.
+Without the limit, a long list of dead addresses would be dialled hundreds of times in the first
+second, because each address has a separate backoff. Java pauses after each failure, and needs a
+minute to find the only live address among fifty."""
 
 _MAX_NAMES: Final = 1024
-"""Limit of hosts for which failures are counted; above it the counts are cleared."""
+"""Maximum number of hosts for which failures are counted. At this limit all counts are cleared."""
 
 
 class ClusterConnectionStates:
-    """States by node id. A state is created by the first attempt and dropped by `forget`.
+    """Connection states by node id. The first attempt creates a state; `forget` deletes it.
 
-    Attempts that failed before READY are counted by host and port: after a bootstrap a broker has a
-    new id, and its setup timeout, which has grown for a slow handshake, must not start again.
+    Attempts that failed before READY are counted by host and port, because a broker gets a new id
+    after the bootstrap. Its setup timeout, which may have grown for a slow handshake, must not
+    shrink then.
     """
 
     def __init__(
@@ -95,23 +97,23 @@ class ClusterConnectionStates:
         return self._nodes.setdefault(node_id, NodeConnectionState())
 
     def not_before(self, node_id: int) -> float:
-        """The time from which the node may be dialled; -inf for now."""
+        """Return the time from which the node may be dialled, or -inf if there is no backoff."""
         record = self._nodes.get(node_id)
         return _NEVER if record is None else record.not_before
 
     def can_connect(self, node_id: int, now: float) -> bool:
-        """True if the backoff is over. The caller checks whether there is a connection."""
+        """Return True if the backoff has ended. The caller checks whether a connection exists."""
         return now >= self.not_before(node_id)
 
     def may_search(self, now: float) -> bool:
-        """True if a search for any broker may dial another node, because few of its dials have
-        failed recently. Dials of a particular node have only the backoff of that node and are not
-        counted; otherwise retries of a dead leader would stop the search."""
+        """Return True if a search for any broker may dial another node, because few of its dials
+        have failed recently. Dials of a particular node are limited only by that node's backoff and
+        are not counted; otherwise retries of a dead leader would stop the search."""
         failures = self._failed_at
         return len(failures) < _SEARCH_FAILURES or failures[0] + _SEARCH_WINDOW_S <= now
 
     def last_attempt(self, node_id: int) -> float:
-        """Time of the last attempt, -inf if there was none."""
+        """Return the time of the last attempt, or -inf if there was none."""
         record = self._nodes.get(node_id)
         return _NEVER if record is None else record.last_attempt
 
@@ -120,21 +122,21 @@ class ClusterConnectionStates:
         return _NEVER if record is None else record.throttled_until
 
     def throttle(self, node_id: int, until: float) -> float:
-        """Send no request before `until`, or before an earlier call's later time.
+        """Throttle the node until `until`, unless an earlier call set a later time.
 
         Returns:
-            The time that applies now.
+            The end of the throttling.
         """
         record = self._record(node_id)
         record.throttled_until = max(record.throttled_until, until)
         return record.throttled_until
 
     def connecting(self, node_id: int, now: float, name: Address, *, sought: bool = False) -> float:
-        """Note an attempt; returns its setup timeout in seconds.
+        """Record an attempt and return its setup timeout in seconds.
 
         Args:
             name: host and port from the metadata or the configuration.
-            sought: the dial is part of a search for any broker.
+            sought: True if the dial is part of a search for any broker.
         """
         record = self._record(node_id)
         record.sought = sought
@@ -143,7 +145,7 @@ class ClusterConnectionStates:
         return self._setup.after(self._setup_failures.get(name, 0), self._rng)
 
     def address(self, node_id: int) -> Address | None:
-        """The address to dial, or None if the name must be looked up first."""
+        """Return the address to dial, or None if the name must be resolved first."""
         record = self._record(node_id)
         if record.index >= len(record.addresses):
             return None
@@ -151,7 +153,7 @@ class ClusterConnectionStates:
         return record.last_address
 
     def resolved(self, node_id: int, addresses: list[Address]) -> None:
-        """Store the result of a look-up; an address that has just failed is moved to the end."""
+        """Store the resolved addresses. If the first one was dialled last, move it to the end."""
         record = self._record(node_id)
         if len(addresses) > 1 and addresses[0] == record.last_address:
             addresses = [*addresses[1:], addresses[0]]
@@ -159,8 +161,8 @@ class ClusterConnectionStates:
         record.index = 0
 
     def ready(self, node_id: int, now: float) -> None:
-        """The connection is READY: reset the backoff. Reset the setup timeout too, unless this
-        connection needed more time than the first attempt gets (Java: always)."""
+        """Reset the backoff of a node whose connection is READY. Reset the setup timeout only if
+        the connection became READY within the initial setup timeout (Java: always)."""
         record = self._record(node_id)
         record.failures = 0
         if record.name is not None and now - record.last_attempt < self._setup.initial:
@@ -168,13 +170,13 @@ class ClusterConnectionStates:
         record.not_before = _NEVER
 
     def disconnected(self, node_id: int, now: float, *, was_up: bool, was_ready: bool) -> None:
-        """An attempt failed or a connection was lost: start the backoff.
+        """Start the backoff after a failed attempt or a lost connection.
 
         Args:
-            was_up: the transport was established. Then the name is looked up again, because the
-                broker may have another address; otherwise the next address is tried.
-            was_ready: the connection was READY. Otherwise the next attempt gets a longer setup
-                timeout, so that a slow TLS or SASL handshake eventually succeeds.
+            was_up: True if the transport was established. The name is then resolved again, because
+                the broker may have another address. Otherwise the next address is dialled.
+            was_ready: True if the connection was READY. Otherwise the next attempt gets a longer
+                setup timeout, so that a slow TLS or SASL handshake eventually succeeds.
 
         Source: Java `ClusterConnectionStates.disconnected`.
         """
@@ -196,7 +198,7 @@ class ClusterConnectionStates:
             self._setup_failures[record.name] = self._setup_failures.get(record.name, 0) + 1
 
     def expired(self, node_id: int, now: float) -> None:
-        """The client closed an idle connection. This is not a failure, so there is no backoff."""
+        """Record that the client closed an idle connection, which causes no backoff."""
         record = self._record(node_id)
         record.last_attempt = now
         record.addresses = ()
@@ -206,7 +208,7 @@ class ClusterConnectionStates:
         self._nodes.pop(node_id, None)
 
     def reset(self) -> None:
-        """Forget failures and addresses of all nodes, but not their throttling."""
+        """Forget the failures and addresses of all nodes. Throttling continues to apply."""
         self._setup_failures.clear()
         for node_id, record in self._nodes.items():
             self._nodes[node_id] = NodeConnectionState(throttled_until=record.throttled_until)

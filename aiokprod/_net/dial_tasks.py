@@ -1,4 +1,4 @@
-"""The tasks that connect, at most one per node. Every end of a task is reported."""
+"""Runs the tasks that dial brokers, at most one per connection, and reports the end of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DialTasks:
     """Starts, names, cancels and awaits dial tasks.
 
     Args:
-        on_end: called when the task of a connection has ended for any reason; a failure has already
+        on_end: called when the task of a connection has ended for any reason. A failure has already
             been reported to the connection.
         tls: None for listeners without TLS.
     """
@@ -42,7 +42,7 @@ class DialTasks:
         self._tasks: dict[asyncio.Task[None], Connection] = {}
 
     def start(self, node: Node, connection: Connection) -> None:
-        """Connect in the background, until the connection's `setup_deadline`."""
+        """Dial in the background. The task fails at the connection's `setup_deadline`."""
         task = self._loop.create_task(
             self._connect(node, connection), name=f"aiokprod-dial-{node.id}"
         )
@@ -50,18 +50,19 @@ class DialTasks:
         task.add_done_callback(self._done)
 
     def has(self, connection: Connection) -> bool:
-        """True if the task of the connection has not ended."""
+        """Return True if the task of the connection has not ended."""
         return connection in self._tasks.values()
 
     def cancel(self, connection: Connection) -> None:
-        """Cancel the task of a connection that is closed, unless its transport is up. Then the task
-        ends by itself; uvloop never reports the end of a transport whose dial was cancelled."""
+        """Cancel the task of a closed connection, unless its transport is established. In that case
+        the task ends by itself, and uvloop would never report the end of a transport whose dial was
+        cancelled."""
         for task, dialled in self._tasks.items():
             if dialled is connection and not connection.was_up:
                 task.cancel()
 
     async def wait(self) -> None:
-        """Wait until all tasks have ended. They continue if the wait is cancelled."""
+        """Wait until all tasks have ended. Cancelling the wait does not cancel the tasks."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -98,7 +99,7 @@ class DialTasks:
             raise failure from error
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Report the end of the attempt, even if other code has cancelled its task."""
+        """Report the end of an attempt, even if other code cancelled the task."""
         connection = self._tasks.pop(task)
         failure = _failure(task, connection.channel.peer)
         if failure is not None:
@@ -110,14 +111,14 @@ class DialTasks:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drop the local variables in the frames of an error and of its causes. They reference the
-    connection, which references the error: every failed dial would leave a reference cycle with a
-    socket for the garbage collector."""
+    """Clear the local variables in the frames of an error and of its causes. These variables
+    reference the connection, which references the error. Every failed dial would otherwise leave a
+    reference cycle that holds a socket."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
         one = rest.pop()
-        # A chain may contain a cycle, or too many links for a recursive function.
+        # A chain of causes may contain a cycle, or be too long for recursion.
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))

@@ -1,4 +1,4 @@
-"""Resolves host names and connects sockets: the only module that opens sockets.
+"""Resolves host names and connects sockets. Only this module opens sockets.
 
 Source: Java `Selector.connect`, `ClientUtils.resolve`.
 """
@@ -25,10 +25,10 @@ class HandshakeEnded(DialError):
 
 
 class TcpDialer:
-    """TCP, and TLS over it, through the running event loop.
+    """Opens TCP and TLS connections in the running event loop.
 
-    Sockets get SO_KEEPALIVE and TCP_NODELAY, and the buffer sizes (bytes, -1 = the system's
-    default) before connecting, because the receive size decides the TCP window scale.
+    Sockets use SO_KEEPALIVE and TCP_NODELAY. Buffer sizes (bytes, -1 = system default) are set
+    before connecting, because the receive buffer size determines the TCP window scale.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class TcpDialer:
         self._receive_buffer_bytes = receive_buffer_bytes
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """All addresses of a name in the resolver's order, without duplicates; never empty.
+        """Return all addresses of a name in the resolver's order, without duplicates; never empty.
 
-        Cancellation leaves the look-up to finish in its thread; the result is dropped.
+        After cancellation, the look-up still finishes in its thread. The result is discarded.
 
         Raises:
-            DialError: the name has no address, or cannot be a host name.
+            DialError: the name has no address or is not a valid host name.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -67,8 +67,9 @@ class TcpDialer:
         """Connect to one numeric address. Cancellation closes the socket.
 
         Raises:
-            DialError: refused, unreachable, or ended during the TLS handshake.
-            ssl.SSLError: the handshake failed.
+            DialError: the connection was refused or ended during the TLS handshake, or the address
+                is unreachable.
+            ssl.SSLError: the TLS handshake failed.
         """
         loop = asyncio.get_running_loop()
         sock: socket.socket | None = None

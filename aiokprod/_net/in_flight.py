@@ -1,7 +1,7 @@
-"""The requests of one connection that wait for a response, and the result of each.
+"""The requests in flight on one connection, and the result of each.
 
-Responses on a connection are in request order, so a response always completes the oldest request,
-and only the newest request can be partly written. Requests are appended right, completed left.
+Brokers respond in request order, so a response always completes the oldest request. Only the newest
+request can be partly written.
 Source: Java `InFlightRequests`, `ClientResponse`.
 """
 
@@ -17,14 +17,14 @@ from aiokprod.errors import KafkaError
 
 @dataclass(slots=True)
 class Response:
-    """The end of one request. At most one of `body` and `error` is set.
+    """The result of one request. At most one of `body` and `error` is set.
 
     Attributes:
-        node_id: the node to which the request was to be sent.
-        version: API version that was used, or -1 if none could be chosen.
-        body: decoded response message; None on errors and for requests without a response.
-        error: the reason why there is no body; every request has a separate instance.
-        maybe_written: any byte of the request may have reached the broker.
+        node_id: the node of the connection.
+        version: API version of the request, or -1 if none could be chosen.
+        body: decoded response message; None after an error, and for acks=0.
+        error: the error of the request, a separate instance for each request.
+        maybe_written: True if any byte of the request may have reached the broker.
         latency: seconds from the call of `send` to completion.
         throttle_ms: the broker's throttle time, or 0 if none.
     """
@@ -50,9 +50,10 @@ class InFlightRequest:
         on_done: called with the `Response`; None for the channel's internal requests.
         created: time of the call of `send`.
         deadline: time after which the connection counts as dead; postponed by throttling.
-        expect_response: False for acks=0, which completes when its bytes are written.
-        maybe_written: its bytes were passed to the transport, so the broker may have received them.
-        excused: its deadline passed while the loop was blocked, and was moved once for that.
+        expect_response: False for acks=0; the request then completes when its bytes are written.
+        maybe_written: True once the bytes were passed to the transport, so the broker may have
+            received them.
+        excused: True if the deadline was already extended because the event loop was blocked.
     """
 
     correlation_id: int
@@ -70,10 +71,8 @@ class InFlightRequests:
     """Bounded FIFO queue of the requests in flight.
 
     Attributes:
-        full: there is no room for another request.
-        oldest: the request that the next response completes; None if there is none.
-
-    `complete_next` raises `IndexError` if there are none: a bug of the caller.
+        full: True if the limit is reached.
+        oldest: the request that the next response completes, or None if the queue is empty.
     """
 
     __slots__ = ("_limit", "_requests", "full", "oldest")
@@ -97,15 +96,19 @@ class InFlightRequests:
         self.full = len(self._requests) >= self._limit
 
     def complete_next(self) -> InFlightRequest:
-        """Remove and return the oldest request, which a response completes."""
+        """Remove and return the oldest request, which a response completes.
+
+        Raises:
+            IndexError: the queue is empty (a bug in the caller).
+        """
         request = self._requests.popleft()
         self.oldest = self._requests[0] if self._requests else None
         self.full = False
         return request
 
     def complete_written(self) -> InFlightRequest | None:
-        """All bytes were written: remove and return the newest request if it expects no response,
-        else None."""
+        """Remove and return the newest request if it expects no response, otherwise return None.
+        Called when all bytes are written."""
         if not self._requests or self._requests[-1].expect_response:
             return None
         request = self._requests.pop()
@@ -114,7 +117,7 @@ class InFlightRequests:
         return request
 
     def clear(self) -> list[InFlightRequest]:
-        """Remove all, oldest first."""
+        """Remove all requests and return them, oldest first."""
         requests = list(self._requests)
         self._requests.clear()
         self.oldest = None
@@ -122,14 +125,15 @@ class InFlightRequests:
         return requests
 
     def earliest_deadline(self) -> float | None:
-        """The earliest deadline of a request, or None if there are none. O(in flight)."""
+        """Return the earliest deadline of a request, or None if the queue is empty. O(n)."""
         return min((request.deadline for request in self._requests), default=None)
 
     def excuse(self, now: float, until: float) -> bool:
-        """Move the deadlines of overdue requests to `until`, once for each request.
+        """Extend the deadlines of overdue requests to `until`, once for each request.
 
         Returns:
-            False if the deadline of an overdue request has already been moved; then none is moved.
+            False if the deadline of an overdue request was already extended. No deadline is then
+            extended.
         """
         overdue = [request for request in self._requests if request.deadline <= now]
         if any(request.excused for request in overdue):
@@ -140,6 +144,6 @@ class InFlightRequests:
         return True
 
     def postpone(self, seconds: float) -> None:
-        """Move all deadlines: throttle time does not count against request timeouts."""
+        """Postpone all deadlines, because throttle time does not count towards request timeouts."""
         for request in self._requests:
             request.deadline += seconds

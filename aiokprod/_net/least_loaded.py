@@ -15,11 +15,11 @@ from aiokprod._net.connection_states import ClusterConnectionStates
 from aiokprod.cluster import Node
 
 _SLOW_AFTER_S: Final = 1.0
-"""Seconds to wait for a response or a connection before another node is preferred."""
+"""Seconds without a response or connection after which other nodes are preferred."""
 
 
 class Candidate:
-    """A known node with its connection, if there is one (even if it is being dialled)."""
+    """A known node and its connection, if any. The connection may still be dialling."""
 
     __slots__ = ("connection", "node")
 
@@ -31,13 +31,13 @@ class Candidate:
 def least_loaded(
     brokers: Sequence[Candidate], states: ClusterConnectionStates, rng: random.Random, now: float
 ) -> int | None:
-    """The id of the least loaded node, or None.
+    """Return the id of the least loaded node, or None.
 
-    It is the node with the fewest requests in flight among those that accept a request, else one
-    that is connecting, else the least recently tried one whose backoff is over (unless many
-    attempts have just failed). Nodes that have not responded, or have been connecting, for longer
-    than a second come last: a frozen broker accepts connections and requests, but never responds.
-    The search starts at a random node, so that clients do not all choose the same broker.
+    The preferred node has the fewest requests in flight among the nodes that accept a request. The
+    next choices are a connecting node, then the least recently tried node whose backoff has ended,
+    unless many attempts have just failed. Nodes that have not responded, or have been connecting,
+    for longer than a second come last: a frozen broker accepts connections and requests, but never
+    responds. The search starts at a random node, so that clients do not all choose the same broker.
     """
     may_search = states.may_search(now)
     start = rng.randrange(len(brokers)) if brokers else 0

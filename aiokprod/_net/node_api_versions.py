@@ -1,4 +1,4 @@
-"""Handles ApiVersions responses: the only exchange before API versions are negotiated.
+"""Handles ApiVersions responses, the only exchange before versions are negotiated.
 
 Source: KIP-35, KIP-511; Java `NetworkClient.handleApiVersionsResponse`, `ApiVersionsResponse`.
 """
@@ -19,7 +19,7 @@ from aiokprod.errors import Code, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The finalized features of the cluster; a higher epoch is newer, -1 = unknown."""
+    """The finalized features of the cluster. A higher epoch is newer; -1 = unknown."""
 
     epoch: int
     levels: Mapping[str, int]
@@ -33,10 +33,10 @@ _UNSUPPORTED_VERSION_BYTES: Final = int(Code.UNSUPPORTED_VERSION).to_bytes(2, "b
 def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
     """Decode an ApiVersions response.
 
-    A broker that does not support the version of the request responds in version 0 (KIP-511); other
-    error responses use the version of the request. After UNSUPPORTED_VERSION the list is only a
-    hint: if it can be decoded in neither version (librdkafka's mock brokers mix both), the response
-    counts as one without a list.
+    A broker that does not support the version of the request responds in version 0 (KIP-511). Other
+    error responses use the version of the request. With UNSUPPORTED_VERSION, the version list is
+    only a hint. If it can be decoded in neither version (librdkafka's mock brokers mix both), the
+    response is treated as one without a list.
     """
     if version == 0 or bytes(body[:2]) != _UNSUPPORTED_VERSION_BYTES:
         return ApiVersionsResponse.decode(body, version)
@@ -47,10 +47,10 @@ def decode_versions(body: BytesLike, version: int) -> ApiVersionsResponse:
 
 
 def next_version(asked: int, answer: ApiVersionsResponse) -> int | None:
-    """The version for the next ApiVersions request after UNSUPPORTED_VERSION: the highest one that
-    the broker listed, then 0, then None.
+    """Return the version of the next ApiVersions request after UNSUPPORTED_VERSION: first the
+    highest version that the broker lists, then 0, then None.
 
-    There are at most three requests, even if a broker always responds with UNSUPPORTED_VERSION.
+    At most three requests are sent, even if a broker always responds with UNSUPPORTED_VERSION.
     """
     if asked == ApiVersionsRequest.max_version:
         return lower_api_versions(asked, answer)
@@ -58,12 +58,13 @@ def next_version(asked: int, answer: ApiVersionsResponse) -> int | None:
 
 
 def shared_ranges(broker: VersionRanges) -> VersionRanges:
-    """The versions of each API that both sides support; APIs without a common one are left out."""
+    """Return the versions of each API that both sides support. APIs without a common version are
+    omitted."""
     shared = {api_key: usable_range(api_key, broker) for api_key in broker}
     return MappingProxyType({api_key: both for api_key, both in shared.items() if both})
 
 
 def finalized_features(answer: ApiVersionsResponse) -> Features:
-    """The finalized feature levels in an ApiVersions response (v3+; KIP-584)."""
+    """Return the finalized feature levels in an ApiVersions response (v3+; KIP-584)."""
     levels = {entry.name: entry.max_version_level for entry in answer.finalized_features}
     return Features(answer.finalized_features_epoch, MappingProxyType(levels))

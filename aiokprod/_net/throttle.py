@@ -1,7 +1,7 @@
-"""Determines which responses request the client to wait.
+"""Determines after which responses a throttled client must wait.
 
-Before KIP-219 a broker delayed a throttled response. Since then it responds at once, stops reading
-from the connection, and expects the client to send nothing. Source: Java
+Before KIP-219, brokers delayed the responses to throttled clients. Since then, a broker responds at
+once, stops reading from the connection, and expects the client to send nothing. Source: Java
 `AbstractResponse.shouldClientThrottle`.
 """
 
@@ -24,16 +24,16 @@ _CLIENT_WAITS_SINCE: Final = {
     28: 1,  # TxnOffsetCommit
     32: 2,  # DescribeConfigs
 }
-"""First version in which the client waits. In APIs that are not listed it always waits, because
-they are newer than KIP-219."""
+"""First version of each API in which the client waits. For other APIs the client waits in all
+versions, because these APIs are newer than KIP-219."""
 
 
 def client_waits(api_key: int, version: int) -> bool:
-    """True if the client must wait for the throttle time in a response of this version."""
+    """Return True if the client must wait for the throttle time in a response of this version."""
     return version >= _CLIENT_WAITS_SINCE.get(api_key, 0)
 
 
 def throttle_ms(body: Any) -> int:
-    """The throttle time in a decoded response, ms; 0 if it has none or it is invalid."""
+    """Return the throttle time of a decoded response in ms, or 0 if it is missing or negative."""
     value: int = getattr(body, "throttle_time_ms", 0)
     return max(value, 0)

@@ -1,4 +1,4 @@
-"""TLS contexts from the configuration, rebuilt when their files change; reasons of TLS failures."""
+"""Builds TLS contexts from the configuration and explains TLS failures."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _REASONS: Final = (
 
 
 class TlsContexts:
-    """The context for the next connection.
+    """Provides the TLS context of each new connection.
 
-    Host names are checked against the certificate's alternative names only; the lowest version is
-    TLS 1.2. An `ssl_context` of the configuration is used unchanged. Before each connection the
-    files are checked: if one of them has changed, a new context is built. If that fails, the
-    connection fails.
+    Host names are checked against the certificate's alternative names only. The minimum version is
+    TLS 1.2. A configured `ssl_context` is used unchanged. If one of the certificate or key files
+    has changed since the last connection, a new context is built. If that fails, the connection
+    fails.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -79,7 +79,7 @@ class TlsContexts:
             )
 
     async def get(self) -> ssl.SSLContext:
-        """The context. Files are checked and read in a worker thread.
+        """Return the context. Files are checked and read in a worker thread.
 
         Raises:
             AuthenticationError: a file cannot be read or used; the message says which.
@@ -94,8 +94,8 @@ class TlsContexts:
     def _current(self) -> ssl.SSLContext:
         signature = self._sign()
         if self._context is None or signature != self._signature:
-            # Without a lock, two connections may build a context at the same time. That is
-            # harmless, while a lock would be held during file access.
+            # There is no lock, because it would be held during file access. Two connections may
+            # build a context at the same time, which is harmless.
             self._context, self._signature = self._build(), signature
         return self._context
 
@@ -148,8 +148,8 @@ class TlsContexts:
             context.load_cert_chain(
                 chain_file or config.ssl_keystore_location or "",
                 key_file or config.ssl_key_location,
-                # A function that fails, because OpenSSL would ask for a missing password at the
-                # terminal.
+                # Without a password, pass a function that raises. OpenSSL would otherwise prompt
+                # for the password at the terminal.
                 _no_password if password is None else password,
             )
 
@@ -183,9 +183,9 @@ def _explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _readable(text: str | None) -> Iterator[str | None]:
-    """Yield the name of a temporary file with `text`, for data that OpenSSL reads only from files.
-    The file is in memory if the system supports that, else only this user can read it; it is
-    deleted at the end."""
+    """Yield the path of a temporary file with `text`, because OpenSSL reads this data only from
+    files. The file is in memory if the system supports that; otherwise only the current user can
+    read it. It is deleted at the end."""
     if text is None:
         yield None
     elif hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
@@ -206,7 +206,7 @@ def _readable(text: str | None) -> Iterator[str | None]:
 
 
 def tls_failure(error: BaseException, host: str) -> AuthenticationError | None:
-    """The error for a failed TLS handshake, with the reason; None if `error` is another failure.
+    """Return an error with the reason of a TLS failure, or None if `error` is another failure.
 
     Args:
         host: the name for which the certificate was checked.

@@ -2,8 +2,9 @@
 
 The TLS transports of asyncio and uvloop do not show when a request has left the process: their
 `get_write_buffer_size` and `pause_writing` cover only plaintext that is not encrypted yet.
-Ciphertext waits in the transport below, without a limit and (in uvloop) inaccessible. Here data is
-encrypted at once and written to the plain transport, whose flow control applies unchanged.
+Ciphertext accumulates in the underlying transport, without a limit and, in uvloop, without access
+to its size. This module encrypts data at once and writes it to the plain transport, whose flow
+control applies unchanged.
 
 Source: Java `SslTransportLayer` (a send is complete once `hasPendingWrites` is false).
 """
@@ -19,25 +20,26 @@ from typing import Any, Final, cast
 from aiokprod._wire.primitives import BytesLike
 
 _RECORD: Final = 1 << 14
-"""Largest plaintext of one TLS record in bytes; OpenSSL returns at most one record per read."""
+"""Maximum plaintext of one TLS record in bytes. OpenSSL returns at most one record per read."""
 
 _SLICE: Final = 1 << 18
-"""Bytes of plaintext that are encrypted before the ciphertext is written; bounds the memory BIO."""
+"""Maximum plaintext in bytes per call of OpenSSL, and amount of ciphertext above which it is
+written. Bounds the memory BIO."""
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """A client's TLS session: the protocol of a plain transport, and the transport of a protocol
-    that is connected when the handshake is complete.
+    """A client's TLS session between a plain transport and an application protocol.
 
-    `write` and `writelines` pass the bytes to the plain transport. Renegotiation (TLS 1.2 and
-    older) is not supported, as in Java's client. `close` sends close_notify and does not wait for
-    that of the broker: all earlier bytes were passed to the plain transport, which delivers them.
+    The application protocol is created and connected when the handshake is complete. `write` and
+    `writelines` pass ciphertext to the plain transport at once. Renegotiation (TLS 1.2 and older)
+    is not supported, as in Java's client. `close` sends close_notify without waiting for the
+    broker's: the plain transport already has all earlier bytes and delivers them.
 
     Args:
         server_hostname: for SNI and for the check of the certificate.
 
     Raises:
-        ValueError: the context checks host names and there is no name.
+        ValueError: the context checks host names, but `server_hostname` is missing.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return f"<TlsTransport {state} over {self._plain!r}>"
 
     async def handshake(self) -> asyncio.Protocol:
-        """Wait for the end of the handshake; return the protocol, whose `connection_made` has run.
+        """Wait for the end of the handshake and return the application protocol, whose
+        `connection_made` has been called.
 
         Raises:
             ssl.SSLError: the handshake failed.
-            ConnectionError: the peer ended the connection in the handshake.
+            ConnectionError: the peer closed the connection during the handshake.
 
         Cancellation and every error abort the connection.
         """
@@ -81,9 +84,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self.abort()
             raise
         finally:
-            # Drop the future. The traceback of its exception refers to this frame, and `self` to
-            # the future, so each failed handshake would leave a reference cycle that holds a
-            # socket.
+            # Drop the future. The traceback of its exception references this frame, and `self`
+            # references the future. Each failed handshake would leave a reference cycle that holds
+            # a socket.
             self._connected = None
 
     # -- transport interface, called by the protocol ----------------------------------------------
@@ -102,7 +105,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._below().set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Number of bytes of ciphertext that the plain transport has not written yet."""
+        """Return the number of ciphertext bytes that the plain transport has not written yet."""
         return self._below().get_write_buffer_size()
 
     def write(self, data: BytesLike) -> None:
@@ -112,7 +115,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Encrypt the data and write the ciphertext to the plain transport.
 
         Raises:
-            ConnectionError: the broker has asked for renegotiation.
+            ConnectionError: the broker requested renegotiation.
             ssl.SSLError: the session is broken.
         """
         if self.is_closing():
@@ -135,8 +138,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self.is_closing():
             return
         self._closing = True
-        # Do not wait for the broker's close_notify: when `unwrap` raises, it has already written
-        # ours to the outgoing buffer.
+        # `unwrap` raises because the broker's close_notify is missing. It has already written ours
+        # to the outgoing buffer.
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._write_ciphertext()
@@ -148,10 +151,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._below().abort()
 
     def drop_plain(self) -> None:
-        """`create_connection` has failed or was cancelled: abort the plain transport and drop the
-        reference to it. If it was cancelled after `connection_made`, uvloop closes the socket
-        without calling `connection_lost`, and its transport keeps its protocol, this object: a
-        reference cycle."""
+        """Abort and drop the plain transport after `create_connection` failed or was cancelled.
+
+        If it was cancelled after `connection_made`, uvloop closes the socket without calling
+        `connection_lost`. Its transport then still references this object, which would be a
+        reference cycle.
+        """
         plain, self._plain = self._plain, None
         self._closing = self._lost = True
         if plain is not None:
@@ -160,7 +165,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # -- protocol interface, called by the plain transport ----------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # This is a cast, not a check: uvloop's transports do not derive from asyncio's.
+        # Cast instead of checking the type: uvloop's transports do not derive from asyncio's.
         self._plain = cast(asyncio.Transport, transport)
         self._shake_hands()
 
@@ -180,7 +185,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._closing = self._lost = True
         if self._protocol is not None:
             self._protocol.connection_lost(self._error or exc)
-        # Do this even if there is a protocol: its `connection_made` may have raised.
+        # Do this even if `_protocol` is set, because its `connection_made` may have raised.
         self._fail_connecting(exc or ConnectionResetError("the peer closed the connection"))
 
     def pause_writing(self) -> None:
@@ -208,15 +213,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLWantReadError:
             self._write_ciphertext()
         except ssl.SSLError as error:
-            self._write_ciphertext()  # send the alert, which tells the broker's operator the reason
+            self._write_ciphertext()  # send the alert, which contains the reason
             self._closing = True
             self._below().close()
             self._fail_connecting(error)
         else:
             # Write the first request together with the client certificate. A broker that rejects
-            # the certificate resets the connection. A separate write could then fail, and a failed
-            # write drops received data that has not been read, which contains the alert with the
-            # reason.
+            # the certificate sends an alert and resets the connection. A separate write could then
+            # fail, and a failed write discards received data, including the alert with the reason.
             self._protocol = protocol = self._factory()
             protocol.connection_made(self)
             self._write_ciphertext()
@@ -226,10 +230,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _fail_connecting(self, error: Exception) -> None:
         waiting = self._connected
         if waiting is not None and not waiting.done():
-            # Drop the traceback: the error may never be retrieved, and must not keep frames of this
-            # object alive.
+            # Drop the traceback: the exception may never be retrieved, and must not keep frames of
+            # this object alive.
             waiting.set_exception(error.with_traceback(None))
-            waiting.exception()  # mark it as retrieved, because a cancelled dial does not
+            waiting.exception()  # mark as retrieved; a cancelled dial never retrieves it
 
     def _read(self, protocol: asyncio.Protocol) -> None:
         chunks = []
@@ -245,7 +249,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             pass
         except ssl.SSLError as error:
             self._error = error
-        self._write_ciphertext()  # responses to key updates, alerts
+        self._write_ciphertext()  # alerts, and responses to key updates
         if chunks:
             protocol.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if self._error is not None:
@@ -256,8 +260,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
 
 def _records(chunks: Iterable[BytesLike]) -> Iterable[BytesLike]:
-    """Join small adjacent chunks up to the size of a TLS record, so that the header of a batch
-    does not take a separate record."""
+    """Join small adjacent chunks up to the size of a TLS record, so that the header of a batch does
+    not need a separate record."""
     small: list[BytesLike] = []
     size = 0
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""`Producer.check`: looks for problems that would prevent records from being delivered."""
+"""`Producer.check`: finds problems that would prevent the delivery of records."""
 
 from aiokprod._client.check.checker import check, log_findings
 

@@ -1,7 +1,8 @@
-"""Runs the checks of `Producer.check`: each server, each broker, each topic.
+"""Runs the checks of `Producer.check` for each bootstrap server, broker and topic.
 
-Every server gets a separate `ClusterClient`: with a shared one, a server that works would hide that
-another does not. The client of the first server that responds is used for brokers and topics.
+Every server is checked with a separate `ClusterClient`. A shared client would use any server that
+works, and hide the servers that fail. The client of the first server that responds is used for
+brokers and topics.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPT_MS: Final = 5_000
-"""Limit of one attempt to connect, and of one request, in ms."""
+"""Maximum timeout of a connection attempt and of a request, in ms."""
 _AT_ONCE: Final = 16
-"""Number of brokers that are checked at the same time."""
+"""Maximum number of brokers that are checked concurrently."""
 _ADDRESSES: Final = 4
 """Number of attempts to connect to a host name if some of its addresses do not accept
 connections."""
 _CLOSE_S: Final = 1.0
 _OF_ONE_SERVER: Final = ("dns_failed", "unreachable", "no_answer")
-"""Findings that are only warnings if another server responds."""
+"""Codes of findings that are only warnings if another server responds."""
 
 _LEVELS: Final = {
     Severity.ERROR: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.INFO: logging.INFO,
@@ -71,8 +72,8 @@ class _Checker:
         self._config = config
         self._environment = environment
         self._deadline = deadline
-        self._client: ClusterClient | None = None  # of the first server that responded
-        self._refused = False  # a server or broker refused the credentials
+        self._client: ClusterClient | None = None  # for the first server that responded
+        self._refused = False  # True once a server or broker has rejected the credentials
 
     async def run(self, topics: Sequence[str]) -> tuple[Finding, ...]:
         try:
@@ -86,7 +87,7 @@ class _Checker:
         finally:
             if self._client is not None:
                 await self._client.close(_CLOSE_S)
-        with contextlib.suppress(TimeoutError):  # a provider that hangs yields no findings
+        with contextlib.suppress(TimeoutError):  # a token provider that hangs yields no finding
             async with asyncio.timeout_at(self._deadline):
                 found += await check_token(
                     self._config, self._environment.unix_ms, refused=self._refused
@@ -97,7 +98,7 @@ class _Checker:
     # -- servers --------------------------------------------------------------------------------
 
     async def _server(self, host: str, port: int) -> list[Finding]:
-        """Check one bootstrap server; keep its client if it is the first that responds."""
+        """Check one bootstrap server. If it is the first that responds, keep its client."""
         found = await reach(self._environment.dialer, host, port, self._deadline)
         if any(finding.severity is Severity.ERROR for finding in found):
             return found
@@ -129,13 +130,14 @@ class _Checker:
     async def _answers(
         self, client: ClusterClient, server: str, address: tuple[str, int], *, several: bool
     ) -> list[Finding] | None:
-        """None if the server responds to a Metadata request, else the findings.
+        """Return None if the server responds to a Metadata request, otherwise the findings.
 
         Args:
-            several: the name has several addresses, some of which cannot be reached: the client
-                tries one after the other.
+            several: True if some addresses of the name cannot be reached. The client then tries one
+                address after another.
         """
-        # Try again, because the broker may have closed the connection by accident.
+        # Try twice, because the broker may have closed the first connection for an unrelated
+        # reason, such as a restart.
         attempts = _ADDRESSES if several else 2
         try:
             while True:
@@ -173,10 +175,10 @@ class _Checker:
     # -- the cluster ----------------------------------------------------------------------------
 
     async def _cluster(self, client: ClusterClient, topics: Sequence[str]) -> list[Finding]:
-        """Check the brokers in the metadata, and topics through one that is connected."""
+        """Check the brokers in the metadata, and the topics through a broker without findings."""
         try:
             metadata = client.metadata
-            while metadata.only_bootstrap_nodes:  # until the updater has had a response
+            while metadata.only_bootstrap_nodes:  # until the updater has received a response
                 await metadata.wait_newer(metadata.snapshot.generation, deadline=self._deadline)
         except KafkaError as error:
             return [_incomplete("the cluster", error)]
@@ -217,9 +219,10 @@ class _Checker:
     # -- internals ------------------------------------------------------------------------------
 
     def _limit(self) -> float:
-        """The deadline of one attempt."""
+        """Return the deadline of one attempt."""
         now = asyncio.get_running_loop().time()
-        # The deadline is later than the timeouts of the network, whose errors are more specific.
+        # The deadline is later than the timeouts of the network layer, because its errors are more
+        # specific.
         return min(self._deadline, now + 1.5 * _ATTEMPT_MS / 1000)
 
     async def _explain(self, error: KafkaError, subject: str, address: tuple[str, int]) -> Finding:

@@ -1,4 +1,4 @@
-"""Finds the causes of failed connections to a broker: TLS, SASL, versions, addresses."""
+"""Finds the causes of failed connections to a broker: TLS, SASL, versions or addresses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PROBE_S: Final = 2.0
 
-# X509_V_ERR_… of OpenSSL, `SSLCertVerificationError.verify_code`.
+# OpenSSL error numbers (X509_V_ERR_…) in `SSLCertVerificationError.verify_code`.
 _DATES: Final = frozenset({9, 10, 11, 12, 13, 14})
 _NAMES: Final = frozenset({62, 63, 64})
 _TRUST: Final = frozenset({2, 18, 19, 20, 21, 22, 24})
@@ -46,12 +46,12 @@ _REMEDIES: Final = {
     "identity, and the clock of this host",
     Needs.TICKET: "check the ticket of this principal and sasl_kerberos_service_name",
 }
-"""What to do if a broker refuses the credentials."""
+"""Remedies if a broker rejects the credentials."""
 
 
 class _Need(NamedTuple):
-    """An API that a setting needs: its oldest usable version, and the Kafka release that added
-    it."""
+    """An API that a setting requires: the oldest usable version, and the Kafka release that added
+    this version."""
 
     api_key: int
     name: str
@@ -61,7 +61,7 @@ class _Need(NamedTuple):
 
 
 def needs(config: ProducerConfig) -> list[_Need]:
-    """The API versions that brokers must offer for this configuration."""
+    """Return the API versions that brokers must offer for this configuration."""
     found = [_Need(0, "Produce", 3, "0.11", "record batches")]
     if config.idempotent:
         found.append(_Need(22, "InitProducerId", 0, "0.11", "enable_idempotence"))
@@ -74,7 +74,8 @@ def needs(config: ProducerConfig) -> list[_Need]:
 
 
 def check_versions(client: ClusterClient, node_id: int, subject: str) -> list[Finding]:
-    """Compare the API versions of a connected broker with those that the configuration needs."""
+    """Compare the API versions of a connected broker with the versions that the configuration
+    needs."""
     found = []
     for need in needs(client.config):
         offered = client.client.version_range(node_id, need.api_key)
@@ -96,10 +97,10 @@ async def explain_failure(
     error: KafkaError, subject: str, address: tuple[str, int], config: ProducerConfig,
     environment: Environment,
 ) -> Finding:  # fmt: skip
-    """The finding for a connection that could not be made.
+    """Return the finding for a failed connection.
 
     Args:
-        error: the error of the first attempt.
+        error: the error of the connection attempt, or of the first request on the connection.
         address: host and port.
     """
     with_tls = config.security_protocol in TLS_PROTOCOLS
@@ -137,7 +138,7 @@ async def explain_failure(
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes."""
+    """Yield the error and its causes."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -147,7 +148,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _tls_finding(error: KafkaError, subject: str) -> Finding | None:
-    """The finding if OpenSSL reported the error."""
+    """Return the finding if OpenSSL reported the error, otherwise None."""
     cause = next((link for link in _chain(error) if isinstance(link, ssl.SSLError)), None)
     if cause is None or isinstance(cause, ssl.SSLEOFError):
         return None
@@ -205,10 +206,10 @@ def _refused(error: AuthenticationError, subject: str, config: ProducerConfig) -
 
 
 async def _speaks_tls(address: tuple[str, int], environment: Environment) -> bool:
-    """True if the peer responds to a TLS handshake, successfully or with an alert."""
+    """Return True if the peer responds to a TLS handshake, successfully or with an alert."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent on this connection
+    context.verify_mode = ssl.CERT_NONE  # safe, because no data is sent on this connection
     dialer = environment.dialer
     try:
         async with asyncio.timeout(_PROBE_S):

@@ -1,4 +1,4 @@
-"""Checks of the bootstrap servers without Kafka's protocol: name resolution, TCP connections."""
+"""Checks the name resolution and the TCP connections of bootstrap servers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from aiokprod.environment import Dialer
 
 _MAX_ADDRESSES: Final = 8
-"""Number of addresses of a name that are checked."""
+"""Maximum number of addresses per name that are checked."""
 _CONNECT_S: Final = 3.0
-"""Limit for the connection to one address, in seconds."""
+"""Timeout of the connection to one address, in seconds."""
 
 REACH: Final = "check host and port, that the broker runs, and that no firewall blocks them"
 
 
 async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[Finding]:
-    """Resolve a server's name and connect to each of its addresses; no finding if all accept."""
+    """Resolve a server's name and connect to its addresses. Return no finding if all of them accept
+    the connection."""
     server = f"{host}:{port}"
     loop = asyncio.get_running_loop()
     try:
@@ -48,7 +49,7 @@ async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[F
 
 
 async def _connect(dialer: Dialer, address: tuple[str, int], deadline: float) -> str | None:
-    """The reason why no connection to the address could be made; None if one was made."""
+    """Connect to an address and close the connection. Return the reason of a failure, or None."""
     try:
         async with asyncio.timeout_at(deadline):
             transport, _ = await dialer.connect(asyncio.Protocol, *address)

@@ -1,4 +1,4 @@
-"""Checks the times in the token of SASL OAUTHBEARER against the clock of this host."""
+"""Compares the times in a SASL OAUTHBEARER token with the clock of this host."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from aiokprod.config import ProducerConfig
 
 _TOLERANCE_S: Final = 30.0
-"""Largest difference between two clocks, in seconds, that brokers accept: the default of
+"""Maximum difference between two clocks, in seconds, that brokers accept. This is the default of
 sasl.oauthbearer.clock.skew.seconds."""
 
 _LATEST_S: Final = 1e12
-"""Seconds since 1970; a larger number is not a valid time."""
+"""Latest valid time, in seconds since 1970."""
 
 _REMEDY: Final = (
     "synchronise the clocks of this host, of the token issuer and of the brokers (NTP); brokers "
@@ -32,16 +32,18 @@ _REMEDY: Final = (
 async def check_token(
     config: ProducerConfig, unix_ms: Callable[[], int], *, refused: bool
 ) -> list[Finding]:
-    """Compare the times of a new token with the clock. No finding if its provider fails, which the
-    attempt to connect reports.
+    """Compare the times of a new token with the clock. A failure of the token provider yields no
+    finding, because the connection attempt reports it.
 
     Args:
-        refused: the brokers refuse the token; then a difference is an error.
+        refused: True if the brokers reject the token. A difference is then an error, otherwise a
+            warning.
     """
     if config.sasl_mechanism != "OAUTHBEARER":
         return []
     try:
-        # With the clock at 0 no token is expired: this function reports expired tokens itself.
+        # With the clock at 0, `fetch` never raises because of an expired token. This function
+        # reports expired tokens itself.
         token = await OAuthBearer(config.sasl_token_provider, lambda: 0).fetch()
     except AuthenticationError:
         return []
@@ -62,7 +64,8 @@ async def check_token(
 
 
 def _times(token: str) -> Mapping[str, float]:
-    """The claims with times of a JWT, seconds since 1970; empty for other tokens."""
+    """Return the time claims (iat, nbf, exp) of a JWT in seconds since 1970. Empty for other
+    tokens."""
     parts = token.split(".")
     if len(parts) != 3:
         return {}

@@ -1,4 +1,4 @@
-"""Checks of topics: existence, permission, leaders, replicas, size of messages."""
+"""Checks topics: existence, permissions, leaders, replicas and message size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_VISIBLE: Final = frozenset(
         Code.UNSUPPORTED_VERSION,
     }
 )
-"""Error codes after which the settings of a topic are not checked."""
+"""Error codes that mean that the settings of a topic cannot be read."""
 _MIN_ISR: Final = "min.insync.replicas"
 _MAX_BYTES: Final = "max.message.bytes"
 _AUTO_CREATE: Final = "auto.create.topics.enable"
@@ -36,7 +36,7 @@ _BATCH_HEADER: Final = 61
 async def check_topics(
     client: ClusterClient, topics: Sequence[str], node_id: int, deadline: float
 ) -> list[Finding]:
-    """Check topics, through a broker that is connected.
+    """Check topics through a connected broker.
 
     Raises:
         KafkaError: see `ClusterClient.ask`.

@@ -1,8 +1,8 @@
-"""A client for metadata, coordinators, ListOffsets and Fetch: a `Runtime` without records.
+"""A client for metadata, coordinators, ListOffsets and Fetch, without the sending of records.
 
-Used by `Producer.check`, and by the Spark sink on the driver and in its tasks. Not public. Besides
-this package, `_log_fields` and the decorator in `_redaction`, `aiokprod.spark` imports public names
-only.
+`Producer.check` uses it, and so does the Spark sink, on the driver and in its tasks. It is not
+public. Apart from this package, `_log_fields` and the decorator in `_redaction`, `aiokprod.spark`
+imports only public names.
 """
 
 from aiokprod._client.cluster_client.cluster_client import ClusterClient

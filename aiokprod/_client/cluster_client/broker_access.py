@@ -1,8 +1,9 @@
-"""`BrokerAccess`: tells whether all brokers reject the credentials, or only some of them.
+"""`BrokerAccess`: determines whether all brokers or only some of them reject the credentials.
 
-Wrong credentials must be reported on the driver, before anything is sent. But a single broker that
-rejects them (because it is still loading its users after a restart, or is configured differently)
-must not fail a request to which any other broker can respond, such as FindCoordinator for a commit.
+Wrong credentials must be reported on the Spark driver, before any record is sent. However, a single
+broker that rejects them (because it is still loading its users after a restart, or is configured
+differently) must not fail a request to which another broker can respond, such as FindCoordinator
+for a commit.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from aiokprod.errors import AuthenticationError, DialError, KafkaError
 
 
 class _Failure(NamedTuple):
-    """The reason why a broker has no connection: an authentication error, or None if it is
-    unreachable.
+    """The consecutive connection failures of a broker, all of the same kind.
 
-    `since` and `last` are the times of the first and of the latest such failure.
+    Attributes:
+        since: time of the first failure.
+        last: time of the latest failure.
+        refusal: the latest authentication error, or None if the broker is unreachable.
     """
 
     since: float
@@ -26,13 +29,13 @@ class _Failure(NamedTuple):
 
 
 class BrokerAccess:
-    """The latest connection failure of each broker. Times are `loop.time()`.
+    """The connection failures of each broker. Times are `loop.time()`.
 
-    A failure counts for a call only if it happened after the call began, so that every call makes
-    at least one attempt.
+    A failure affects a call only if it happened after the start of the call, so that every call
+    makes at least one attempt.
 
     Args:
-        patience: seconds from the first rejection by a broker until it fails calls.
+        patience: seconds after a broker's first rejection until its rejections fail calls.
     """
 
     def __init__(self, patience: float) -> None:
@@ -40,24 +43,24 @@ class BrokerAccess:
         self._failures: dict[int, _Failure] = {}
 
     def lost(self, node_id: int, error: KafkaError, now: float) -> None:
-        """A connection or a connection attempt ended, and this client did not close it."""
+        """Record the error of a connection or attempt that this client did not close."""
         refusal = error if isinstance(error, AuthenticationError) else None
         before = self._failures.pop(node_id, None)
         if refusal is None and not isinstance(error, DialError):
-            return  # the broker was connected, and can be connected again
+            return  # the broker is reachable and has not rejected the credentials
         since = now
         if before is not None and (before.refusal is None) == (refusal is None):
             since = before.since
         self._failures[node_id] = _Failure(since, now, refusal)
 
     def connected(self, node_id: int) -> None:
-        """A broker accepted the credentials."""
+        """Forget the failures of a broker, because it accepted the credentials."""
         self._failures.pop(node_id, None)
 
     def of(
         self, node_id: int, began: float, now: float, *, last_word: bool
     ) -> AuthenticationError | None:
-        """The error of a broker if a call that began at `began` fails because of it, else None.
+        """Return the error of a broker if it fails a call that began at `began`, otherwise None.
 
         With `last_word` any rejection fails the call, because the call does not wait any longer.
         """
@@ -70,8 +73,9 @@ class BrokerAccess:
     def of_all(
         self, nodes: Iterable[int], began: float, now: float, *, last_word: bool
     ) -> AuthenticationError | None:
-        """The error of a broker, if each of `nodes` rejects the credentials or is unreachable and
-        at least one rejects them. With `last_word` one rejection is enough."""
+        """Return the error of a broker if each of `nodes` rejects the credentials or is
+        unreachable, and at least one of them rejects the credentials. Otherwise return None. With
+        `last_word` one rejection is enough."""
         found = None
         for node_id in nodes:
             refusal = self.of(node_id, began, now, last_word=last_word)

@@ -40,27 +40,28 @@ if TYPE_CHECKING:
     from aiokprod.environment import Environment
 
 _RECHECK: Final = 0.25
-"""Seconds between two checks for a connected broker; newer metadata may list another one."""
+"""Seconds between two checks for a usable connection, because newer metadata may list another
+broker."""
 _BATCHED_FROM: Final = 4
-"""The first FindCoordinator version with several keys (KIP-699)."""
+"""First FindCoordinator version with several keys (KIP-699)."""
 _PORTS: Final = 1 << 16
 
 
 class _Replaced(Exception):
-    """The brokers in the metadata have replaced the bootstrap address."""
+    """Raised because a bootstrap address was replaced by the brokers in the metadata."""
 
 
 class ClusterClient:
-    """Connections to one cluster, on the event loop that is running when it is created.
+    """Connections to one cluster, on the event loop that is running when the client is created.
 
-    Every call waits for a connection until its deadline (an instant of `loop.time()`). If a broker
-    refuses the credentials, requests to which any broker can respond go to another one. A refusal
-    fails a call once every broker refuses, or once the broker that the call needs has done so for
-    `patience`.
+    Every call waits for a connection until its deadline (`loop.time()`). If a broker rejects the
+    credentials, requests to which any broker can respond are sent to another broker. A call fails
+    with a rejection if every broker, or the broker that the call needs, has rejected the
+    credentials for `patience` seconds.
 
     Args:
         config: servers, security and timeouts.
-        patience: seconds; None stands for socket_connection_setup_timeout_ms, as in the producer.
+        patience: seconds; None uses socket_connection_setup_timeout_ms, as in the producer.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ClusterClient:
         self._waiting: set[WakeupEvent] = set()
         self._coordinators: dict[tuple[CoordinatorKind, str], Node] = {}
         self._asked: list[Node] = []  # coordinators with a request in progress
-        self._ended: dict[int, KafkaError] = {}  # why each broker's last connection or dial ended
+        self._ended: dict[int, KafkaError] = {}  # error of the last connection or dial, by broker
         self._retry = ExponentialBackoff(
             config.retry_backoff_ms / 1000, config.retry_backoff_max_ms / 1000
         )
@@ -98,7 +99,7 @@ class ClusterClient:
         self._updater = MetadataUpdater(
             self.metadata, self.client, config, self.loop.time, on_request_sent=self._on_network
         )
-        # This listener is registered last, so that it runs after the client was updated.
+        # Register this listener last, so that it runs after the update of `client`.
         self.metadata.on_change(lambda _: self._on_network())
         self._task = self.loop.create_task(self._updater.run(), name="aiokprod-cluster-client")
 
@@ -115,7 +116,7 @@ class ClusterClient:
         self._on_network()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Close all connections, within `timeout` seconds (None: 5)."""
+        """Close all connections within `timeout` seconds, or 5 s if None."""
         self.metadata.close(ProducerClosed("the cluster client was closed"))
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -125,27 +126,27 @@ class ClusterClient:
     # -- metadata -------------------------------------------------------------------------------
 
     async def topic(self, name: str, deadline: float) -> TopicInfo:
-        """A topic's partitions and leaders.
+        """Return a topic's partitions and leaders.
 
         Raises:
             MetadataTimeout, InvalidTopic, AuthorizationError: see `Producer.send`.
-            AuthenticationError: every broker refuses the credentials.
+            AuthenticationError: every broker rejects the credentials.
         """
         while True:
             try:
                 snapshot: ClusterSnapshot = await self.metadata.wait_for_topic(
                     name, deadline=deadline
                 )
-            except AuthenticationError:  # one broker refused; another one may respond
+            except AuthenticationError:  # from one broker; another broker may respond
                 await self._connected(None, deadline)
             else:
                 return snapshot.topics[name]
 
     async def nodes(self, deadline: float) -> list[int]:
-        """The node ids of all brokers; waits for the first metadata.
+        """Return the node ids of all brokers. Waits for the first metadata.
 
         Raises:
-            AuthenticationError: every broker refuses the credentials.
+            AuthenticationError: every broker rejects the credentials.
             KafkaTimeout: there was no metadata before `deadline`.
         """
         while not self.metadata.snapshot.nodes:
@@ -155,20 +156,20 @@ class ClusterClient:
         return sorted(self.metadata.snapshot.nodes)
 
     def refresh(self) -> None:
-        """Request a metadata update, e.g. because a leader has moved."""
+        """Request a metadata update, for example because a leader has changed."""
         self.metadata.request_update()
 
     async def connect(self, node_id: int, deadline: float) -> ReadyConnection | None:
-        """Connect to a broker. Unlike the other calls it does not try again: it raises the error of
-        the first attempt that fails.
+        """Connect to a broker. Unlike the other calls, this call does not retry; it raises the
+        error of the first failed attempt.
 
         Returns:
-            The connection; None if `node_id` is a bootstrap address that has already responded to a
-            Metadata request, so that the brokers in the metadata have replaced it.
+            The connection, or None if `node_id` is a bootstrap address that was already replaced
+            by the brokers in the metadata.
 
         Raises:
-            AuthenticationError, NetworkError, KafkaError: the connection could not be made.
-            KafkaTimeout: it was not made before `deadline`.
+            AuthenticationError, NetworkError, KafkaError: the connection attempt failed.
+            KafkaTimeout: there was no connection before `deadline`.
         """
         try:
             return await self._connected(node_id, deadline, once=True)
@@ -183,14 +184,13 @@ class ClusterClient:
         """Send one request to a broker and return its response.
 
         Args:
-            where: node id of a broker in the metadata; a coordinator at the address that
-                FindCoordinator returned, even if the metadata does not list it; None for any
-                broker.
+            where: node id of a broker in the metadata; or a coordinator with the address from
+                FindCoordinator, even if the metadata does not list it; or None for any broker.
 
         Raises:
-            AuthenticationError: the broker (None: every broker) refuses the credentials.
+            AuthenticationError: the broker (with None: every broker) rejects the credentials.
             KafkaTimeout: there was no connection before `deadline`.
-            NetworkError: the connection ended, or the coordinator could not be connected.
+            NetworkError: the connection ended, or no connection to the coordinator could be made.
             KafkaError: the broker does not support the request, or its response could not be
                 decoded.
         """
@@ -225,8 +225,8 @@ class ClusterClient:
     async def _connected(
         self, where: int | Node | None, deadline: float, *, once: bool = False
     ) -> ReadyConnection:
-        """Wait until a broker's connection can take a request, and return it. With `once` an
-        attempt that fails ends the wait with its error."""
+        """Wait until a broker's connection accepts a request, and return the connection. With
+        `once`, raise the error of the first failed attempt."""
         node_id: int | None
         wakeup = WakeupEvent(self.loop)
         began = self.loop.time()
@@ -289,17 +289,17 @@ class ClusterClient:
         deadline: float,
         codes: Callable[[Any], int] = lambda body: int(body.error_code),
     ) -> Any:
-        """Send a request to a coordinator, and again while its error code is retriable.
+        """Send a request to a coordinator, and repeat it after every retriable error.
 
-        Only for requests that may be executed twice. Returns the response body, whose error code
+        The request must be safe to execute twice. Returns the first response body whose error code
         is not retriable.
 
         Args:
             codes: returns the error code of a response body.
 
         Raises:
-            KafkaTimeout: no definite response before `deadline`.
-            AuthenticationError: the coordinator, or every broker, refuses the credentials.
+            KafkaTimeout: there was no definite response before `deadline`.
+            AuthenticationError: the coordinator, or every broker, rejects the credentials.
             KafkaError: the broker does not support the request, or its response could not be
                 decoded.
         """
@@ -316,17 +316,17 @@ class ClusterClient:
         answers: Callable[[Any], Mapping[str, tuple[int, Any]]],
         deadline: float,
     ) -> dict[str, Any]:
-        """Send a request about many keys: one to each coordinator, concurrently.
+        """Like `coordinate`, for many keys. Each coordinator gets one request; all are concurrent.
 
-        Keys that a response leaves out, or for which it contains a retriable error code, are
-        requested again. Otherwise like `coordinate`.
+        Keys that are missing in the response, or that have a retriable error code, are requested
+        again.
 
         Args:
             request: builds the request for some of the keys.
             answers: returns the (error code, result) of each key in a response body.
 
         Returns:
-            The result per key.
+            The result of each key.
         """
         found: dict[str, Any] = {}
         left = set(keys)
@@ -372,11 +372,11 @@ class ClusterClient:
     async def _located(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
     ) -> tuple[dict[Node, list[str]], str]:
-        """The keys by coordinator, and why the coordinators of the other keys are unknown."""
+        """Return the keys by coordinator, and a text about why other coordinators are unknown."""
         unknown = [key for key in keys if (kind, key) not in self._coordinators]
         last = "no broker responded"
         try:
-            while unknown:  # all with one request, since FindCoordinator v4 (KIP-699)
+            while unknown:  # from FindCoordinator v4 on, one request has all keys (KIP-699)
                 answers = await self._find(kind, unknown, deadline)
                 unknown = [key for key in unknown if key not in answers]
                 for key, answer in answers.items():
@@ -405,7 +405,8 @@ class ClusterClient:
     async def _find(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
     ) -> dict[str, Any]:
-        """FindCoordinator results of these keys; before v4 only of the first key."""
+        """Return the FindCoordinator results of these keys. The result may have fewer keys; before
+        v4 it has only the first key."""
 
         def build(version: int) -> FindCoordinatorRequest:
             if version >= _BATCHED_FROM:
@@ -418,7 +419,7 @@ class ClusterClient:
             return {keys[0]: response.body}
         found = response.body.coordinators
         if len(keys) == len(found) == 1:
-            return {keys[0]: found[0]}  # gateways may leave the key out or rewrite it
+            return {keys[0]: found[0]}  # gateways may omit or rewrite the key
         answered = {answer.key: answer for answer in found if answer.key in keys}
         if answered:
             return answered

@@ -1,6 +1,7 @@
-"""The requests of a `ClusterClient`: each function builds one, sends it and reads its response.
+"""The requests of a `ClusterClient`. Each function builds a request, sends it and reads its
+response.
 
-The client retries retriable coordinator errors; other error codes are returned, because their
+The client retries retriable coordinator errors. Other error codes are returned, because their
 meaning depends on the caller.
 
 Source: Java `Admin`; KIP-98 (transactions, read_committed), KIP-447 (require_stable), KIP-664
@@ -42,14 +43,14 @@ _AUTO_CREATION_FROM: Final = 4
 _LIST_OFFSETS_MAX: Final = 6
 _ISOLATION_FROM: Final = 2
 _FETCH_MAX: Final = 12
-"""The last version with topic names; later ones need topic ids."""
+"""Last version with topic names. Later versions need topic ids."""
 _FETCH_WAIT_MS: Final = 500
 _OFFSET_FETCH_MAX: Final = 9
-"""The last version that names topics."""
+"""Last version with topic names. Later versions need topic ids."""
 _GROUPS_FROM: Final = 8
 _STABLE_FROM: Final = 7
 _LIST_SECONDS: Final = 5.0
-"""Limit for one ListTransactions request."""
+"""Timeout of a ListTransactions request, in seconds."""
 
 
 # -- topics -------------------------------------------------------------------------------------
@@ -58,10 +59,10 @@ _LIST_SECONDS: Final = 5.0
 async def describe_topic(
     client: ClusterClient, topic: str | None, deadline: float, *, allow_auto_creation: bool
 ) -> tuple[int, int]:
-    """Ask any broker for a topic with one Metadata request; None asks for no topic.
+    """Send one Metadata request for a topic, or for no topic if None, to any broker.
 
     Returns:
-        Error code and the bits of the operations that the credentials may carry out (AclOperation;
+        The error code, and the bits of the operations that the credentials permit (AclOperation;
         -2**31 if the broker does not report them).
 
     Raises:
@@ -86,7 +87,8 @@ async def describe_topic(
 
 
 class PartitionDescription(NamedTuple):
-    """A partition in a Metadata response: leader (-1 if there is none), replicas, in-sync ones."""
+    """A partition in a Metadata response, with the node ids of the leader (-1 if there is none),
+    the replicas and the in-sync replicas."""
 
     number: int
     leader: int
@@ -98,8 +100,8 @@ class TopicDescription(NamedTuple):
     """A topic in a Metadata response.
 
     Attributes:
-        operations: bits of the operations that the credentials may carry out (AclOperation; -2**31
-            if the broker does not report them).
+        operations: bits of the operations that the credentials permit (AclOperation; -2**31 if the
+            broker does not report them).
     """
 
     name: str
@@ -111,7 +113,7 @@ class TopicDescription(NamedTuple):
 async def describe_topics(
     client: ClusterClient, topics: Collection[str], deadline: float
 ) -> list[TopicDescription]:
-    """Ask any broker for topics with one Metadata request, which creates none.
+    """Send one Metadata request for topics to any broker. It does not create topics.
 
     Raises:
         KafkaError: see `ClusterClient.ask`.
@@ -149,13 +151,13 @@ async def describe_configs(
     resources: Iterable[tuple[int, str, Collection[str]]],
     deadline: float,
 ) -> dict[tuple[int, str], tuple[int, dict[str, str | None]]]:
-    """The settings of topics, or of the broker that is asked, with one DescribeConfigs request.
+    """Send one DescribeConfigs request for the settings of topics, or of the broker itself.
 
     Args:
-        resources: type (2 is a topic, 4 a broker), name and requested settings of each.
+        resources: (type, name, requested settings) of each resource. Type 2 is a topic, 4 a broker.
 
     Returns:
-        By type and name: error code, and value by setting (None if it is sensitive).
+        For each (type, name): error code, and the values by setting (None if sensitive).
 
     Raises:
         KafkaError: see `ClusterClient.ask`.
@@ -192,14 +194,14 @@ async def list_offsets(
     timestamp: int,
     committed: bool,
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Send one ListOffsets request to the leader of these (topic, partition).
+    """Send one ListOffsets request to the leader of these (topic, partition) pairs.
 
     Args:
         timestamp: Unix ms; -1 for the end of the log, -2 for its start.
-        committed: the end of the log is the last stable offset.
+        committed: True if the last stable offset counts as the end of the log.
 
     Returns:
-        (error code, offset) by (topic, partition), for those in the response.
+        (error code, offset) by (topic, partition), for the partitions in the response.
 
     Raises:
         KafkaError: see `ClusterClient.ask`.
@@ -228,9 +230,9 @@ class FetchedPartition(NamedTuple):
     """The part of a Fetch response about one partition.
 
     Attributes:
-        aborted: (first offset, producer id) of aborted transactions in the range, by offset.
-        batches: decoded while iterating, which raises `DecodeError` at a damaged batch. A batch
-            that was cut off at the end is left out.
+        aborted: (first offset, producer id) of the aborted transactions in the range, sorted.
+        batches: an iterator that decodes batches and raises `DecodeError` at a damaged batch. An
+            incomplete batch at the end is left out.
     """
 
     error_code: int
@@ -249,12 +251,15 @@ async def fetch(
     max_bytes: int,
     committed: bool,
 ) -> FetchedPartition | None:
-    """Send one Fetch request to a partition's leader, without a fetch session. An error code of the
-    whole response is returned as that of the partition; None if the response leaves it out.
+    """Send one Fetch request to a partition's leader, without a fetch session.
 
     Args:
-        max_bytes: a larger batch is returned whole.
-        committed: return records up to the last stable offset only.
+        max_bytes: maximum size of the batches; a first batch that is larger is returned whole.
+        committed: return only records up to the last stable offset.
+
+    Returns:
+        The data of the partition, or None if the response does not contain it. An error code of the
+        whole response is returned as that of the partition.
 
     Raises:
         KafkaError: see `ClusterClient.ask`.
@@ -280,7 +285,7 @@ async def fetch(
 
 
 def _only_partition(topics: Iterable[Any]) -> Any:
-    """The entry of a response about the only partition of its request; None if there is none."""
+    """Return the entry of the only requested partition in a response, or None if it is missing."""
     return next((entry for topic in topics for entry in topic.partitions), None)
 
 
@@ -288,7 +293,7 @@ def _only_partition(topics: Iterable[Any]) -> Any:
 
 
 class GroupOffset(NamedTuple):
-    """A committed offset of a group; -1 if there is none."""
+    """A committed offset of a consumer group. `offset` is -1 if there is none."""
 
     topic: str
     partition: int
@@ -304,12 +309,15 @@ async def group_offsets(
     stable: bool,
     on_code: Callable[[int], None] = lambda code: None,
 ) -> tuple[int, list[GroupOffset]]:
-    """All committed offsets of a group: (first error code of the group or a partition, offsets).
+    """Request all committed offsets of a consumer group.
 
     Args:
         stable: wait until transactions that are ending have written their offsets (require_stable).
-        on_code: called with the error code of every response, including retriable ones. An
-            exception that it raises ends the call.
+        on_code: called with the error code of every response, including retriable codes. An
+            exception of this function ends the call.
+
+    Returns:
+        The first error code of the group or of a partition, and the offsets.
 
     Raises:
         KafkaError: see `ClusterClient.coordinate`.
@@ -339,7 +347,7 @@ async def group_offsets(
 
 
 def _group_of(body: Any) -> Any:
-    """The part of the response about the only group; before v8 the body itself."""
+    """Return the part of the response about the only group; before v8 this is the body itself."""
     return body.groups[0] if body.groups else body
 
 
@@ -357,10 +365,10 @@ def _offsets_code(group: Any) -> int:
 
 
 class EndTransaction:
-    """EndTxn for a transaction that `Producer.prepare_transaction` left open; sent once.
+    """An EndTxn request for a transaction that `Producer.prepare_transaction` left open.
 
     Args:
-        second_protocol: the transaction follows transaction protocol V2 (KIP-890).
+        second_protocol: True if the transaction uses transaction protocol V2 (KIP-890).
     """
 
     def __init__(
@@ -381,13 +389,14 @@ class EndTransaction:
 
     @property
     def in_doubt(self) -> bool:
-        """True if an attempt may have ended the transaction: it has no response, or its error code
-        does not exclude that. An error in a later response says nothing about an earlier
+        """True if an attempt may have ended the transaction: it has no response, or an error code
+        that does not rule this out. The response to a later attempt says nothing about an earlier
         attempt."""
         return self._maybe_ended or self._unanswered > 0
 
     async def send(self, client: ClusterClient, deadline: float) -> int:
-        """Returns the final error code; retriable errors are retried until `deadline`.
+        """Send the request, and retry after retriable errors until `deadline`. Return the final
+        error code.
 
         Raises:
             KafkaError: see `ClusterClient.coordinate`.
@@ -411,11 +420,11 @@ class EndTransaction:
 async def fence_producer(
     client: ClusterClient, transactional_id: str, timeout_ms: int, deadline: float
 ) -> int:
-    """Send InitProducerId, which fences the producers with this transactional id and aborts its
-    open transaction.
+    """Send InitProducerId, which fences the producers with this transactional id and aborts the
+    open transaction of the id.
 
     Args:
-        timeout_ms: transaction timeout; the brokers require one.
+        timeout_ms: transaction timeout, which brokers require.
 
     Returns:
         The error code.
@@ -429,7 +438,7 @@ async def fence_producer(
 
 
 class TransactionDescription(NamedTuple):
-    """The state of a transactional id; the other fields are undefined after an error."""
+    """The state of a transactional id. After an error only `error_code` is defined."""
 
     error_code: int
     state: str
@@ -440,11 +449,11 @@ class TransactionDescription(NamedTuple):
 async def describe_transactions(
     client: ClusterClient, transactional_ids: Collection[str], deadline: float
 ) -> dict[str, TransactionDescription]:
-    """Describe transactional ids. Sends one DescribeTransactions request to each coordinator, all
-    concurrently.
+    """Describe transactional ids. Sends one DescribeTransactions request to each coordinator; all
+    requests are concurrent.
 
     Raises:
-        UnsupportedVersion: brokers before 3.0.
+        UnsupportedVersion: the broker is older than Kafka 3.0.
         KafkaError: see `ClusterClient.coordinate_all`.
     """
 
@@ -473,12 +482,12 @@ async def ongoing_transactions(
     deadline: float,
     on_failure: Callable[[KafkaError], None] | None = None,
 ) -> set[str]:
-    """The transactional ids with an ongoing transaction that the credentials may describe. Sends
-    one ListTransactions request to each broker, all concurrently.
+    """Return the transactional ids with an ongoing transaction that the credentials may describe.
+    Sends one ListTransactions request to each broker; all requests are concurrent.
 
     Args:
-        on_failure: called with the error of each request that failed; if None, the first of these
-            errors is raised.
+        on_failure: called with the error of each failed request. If None, the first of these errors
+            is raised.
 
     Raises:
         KafkaError: see `ClusterClient.nodes` and `ClusterClient.ask`.

@@ -1,1 +1,1 @@
-"""SASL: the exchange with a broker, one module per mechanism."""
+"""SASL authentication with a broker. Each mechanism has a module."""

@@ -1,7 +1,7 @@
 """The SASL exchange with a broker: SaslHandshake, the mechanism's messages, the session lifetime.
 
-Each mechanism has a module with its messages and checks. Source: KIP-43, KIP-152,
-KIP-368; Java `SaslClientAuthenticator`.
+Each mechanism has a module with its messages and checks. Source: KIP-43, KIP-152, KIP-368; Java
+`SaslClientAuthenticator`.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT: Final = 300
 _SHORTEST_FORM: Final = 4
-"""Minimum length of an encoded form to search for. Those of secrets of one or two characters occur
-in any text."""
+"""Minimum length of an encoded secret to search for. Shorter strings, from secrets of one or two
+characters, occur in any text."""
 
 
 class Mechanism(Protocol):
-    """One exchange of one SASL mechanism: one object for each authentication. Runs in a task that
-    is cancelled with the connection.
+    """One exchange of one SASL mechanism; every authentication creates a new object. Its coroutines
+    run in tasks that are cancelled when the connection closes.
 
     Attributes:
-        name: the name in SaslHandshake.
+        name: the mechanism name in SaslHandshake.
     """
 
     name: str
 
     async def first(self) -> bytes:
-        """The client's first message.
+        """Return the client's first message.
 
         Raises:
             AuthenticationError: the credentials are not available or cannot be sent.
         """
 
     async def next(self, challenge: bytes) -> bytes | None:
-        """The response to the broker's message; None once both sides are authenticated.
+        """Return the response to the broker's message, or None once both sides are authenticated.
 
         Raises:
             AuthenticationError: the broker violates the mechanism's rules or is not authenticated.
         """
 
     def same_user(self) -> bool:
-        """True if the credentials are still those of the authenticated user."""
+        """Return True if the configured credentials still belong to the authenticated user."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Texts that must not be shown if the broker sends them back; none before `first`."""
+        """Return the texts to mask if the broker sends them back. Empty before `first`."""
 
 
 class SaslAuthenticator:
-    """Authenticates one connection with exactly the mechanism configured.
+    """Authenticates one connection with the configured mechanism, without fallback to another one.
 
     Args:
-        peer: name of the broker in messages.
-        new_mechanism: creates an exchange; called again for every re-authentication.
+        peer: name of the broker in error texts.
+        new_mechanism: creates an exchange; called for every authentication.
     """
 
     def __init__(self, peer: str, new_mechanism: Callable[[], Mechanism]) -> None:
@@ -80,7 +80,7 @@ class SaslAuthenticator:
         self._sent: tuple[str, ...] = ()  # secrets of the previous exchange
 
     def start(self, versions: VersionRanges) -> AuthenticationStep:
-        """The first step: SaslHandshake with the name of the mechanism."""
+        """Return the first step, a SaslHandshake request with the name of the mechanism."""
         for message in (SaslHandshakeRequest, SaslAuthenticateRequest):
             if message.api_key not in versions:
                 raise self._error(
@@ -101,12 +101,12 @@ class SaslAuthenticator:
         return self._current
 
     def renewable(self) -> bool:
-        """False if the credentials were replaced by those of another user."""
+        """Return False if the credentials were replaced by those of another user."""
         return self._mechanism.same_user()
 
     @redacted(AuthenticationError)
     def receive(self, response: Message) -> AuthenticationStep:
-        """Check a response; the mechanism's next message is computed in a task."""
+        """Check a response, and return a task that computes the mechanism's next message."""
         if isinstance(response, SaslHandshakeResponse) and not self._chosen:
             self._check_handshake(response)
             self._chosen = True
@@ -158,7 +158,7 @@ class SaslAuthenticator:
         raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
 
     def _harmless(self, text: str) -> str:
-        """A text from the broker, without the secrets that were sent to it."""
+        """Return a text from the broker without the secrets that were sent to the broker."""
         return harmless(without_secrets(text, (*self._sent, *self._mechanism.secrets())))
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
@@ -169,8 +169,8 @@ class SaslAuthenticator:
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """The text with the secrets masked. If it contains a secret in base64, hex or percent-encoding,
-    alone or as part of the encoded data, the whole text is masked."""
+    """Mask the secrets in a text. If it contains a secret in base64, hex or percent-encoding, alone
+    or as part of longer encoded data, the whole text is masked."""
     for secret in secrets:
         text = text.replace(secret, MASK)
         if any(form in text for form in _encoded(secret)):
@@ -191,13 +191,13 @@ def _encoded(secret: str) -> set[str]:
 
 
 def harmless(text: str) -> str:
-    """A text from a broker, without control characters and of limited length."""
+    """Return a text from a broker without control characters and with limited length."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_TEXT])
     return shown + ("…" if len(text) > _LONGEST_TEXT else "")
 
 
 async def user_and_password(credentials: Credentials) -> tuple[str, str]:
-    """The current user name and password.
+    """Return the current user name and password.
 
     Raises:
         AuthenticationError: the password cannot be read.
@@ -207,7 +207,7 @@ async def user_and_password(credentials: Credentials) -> tuple[str, str]:
 
 
 def configured_credentials(config: ProducerConfig) -> Credentials:
-    """User name and password of a mechanism that needs them."""
+    """Return the configured credentials, for a mechanism with user name and password."""
     if config.sasl_credentials is not None:
         return config.sasl_credentials
     assert config.sasl_username is not None, "checked with the configuration"

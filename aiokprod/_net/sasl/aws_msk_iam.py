@@ -1,4 +1,4 @@
-"""SASL AWS_MSK_IAM: a mechanism of Amazon MSK that is older than its support of OAUTHBEARER.
+"""SASL AWS_MSK_IAM, a mechanism of Amazon MSK that predates its OAUTHBEARER support.
 
     Producer(..., security_protocol="SASL_SSL", sasl_mechanism="AWS_MSK_IAM",
              sasl_token_provider=MskIamTokens("eu-west-1", credentials))
@@ -24,11 +24,11 @@ _MAX_MESSAGE: Final = 8192
 
 
 class AwsMskIam:
-    """One exchange: a signed request as JSON, and a response with its version.
+    """One AWS_MSK_IAM exchange: a signed request in JSON, and a response with the same version.
 
     Args:
-        provider: has an async `payload(host)`, such as `MskIamTokens`.
-        host: the broker's host name, which is signed, so that the broker cannot reuse the request.
+        provider: an object with an async `payload(host)`, such as `MskIamTokens`.
+        host: the broker's host name. It is signed, so that the broker cannot reuse the request.
     """
 
     name = "AWS_MSK_IAM"
@@ -44,7 +44,7 @@ class AwsMskIam:
         except AuthenticationError:
             raise
         except Exception as error:
-            # The text is not shown, because it may contain a secret.
+            # Do not show the error text, because it may contain a secret.
             raise AuthenticationError(
                 f"AWS_MSK_IAM: the provider failed with {type(error).__name__}"
             ) from None
@@ -54,7 +54,8 @@ class AwsMskIam:
         return json.dumps({"version": _VERSION, **fields}, separators=(",", ":")).encode()
 
     async def next(self, challenge: bytes) -> bytes | None:
-        # Require a response: a success without one would mean that the signature was not checked.
+        # Require a response: success without a response would mean that the broker did not check
+        # the signature.
         try:
             answer = json.loads(challenge) if len(challenge) <= _MAX_MESSAGE else None
         except (ValueError, RecursionError):
@@ -66,8 +67,8 @@ class AwsMskIam:
         return None
 
     def same_user(self) -> bool:
-        # This is assumed, because the user of the provider's next credentials is not known in
-        # advance.
+        # The user of the provider's next credentials is not known in advance, so assume the same
+        # user.
         return True
 
     def secrets(self) -> tuple[str, ...]:
@@ -75,6 +76,5 @@ class AwsMskIam:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], AwsMskIam]:
-    """Return a function that creates the exchange of one authentication. Called once per
-    producer."""
+    """Return a function that creates one exchange per authentication. Called once per producer."""
     return lambda node: AwsMskIam(config.sasl_token_provider, node.host)

@@ -1,4 +1,4 @@
-"""Creates the authenticators of connections, for the configured mechanism."""
+"""Creates the authenticators of connections for the configured mechanism."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ def authenticators(
     """
     if config.security_protocol not in SASL_PROTOCOLS:
         return None
-    # Import the module only if it is needed: a producer uses at most one mechanism, and imports
-    # take time.
+    # Import only the module of the configured mechanism, because imports take time.
     from aiokprod._net.sasl.authenticator import SaslAuthenticator
 
     assert config.sasl_mechanism is not None, "checked with the configuration"
     module = import_module(f"aiokprod._net.sasl.{MECHANISMS[config.sasl_mechanism].module}")
-    # `mechanism` is called once per producer, so it may create objects that connections share (a
-    # cache of derived keys). The function that it returns creates one exchange per authentication.
+    # `mechanism` is called once per producer, so it may create objects that connections share, such
+    # as a cache of derived keys. The returned function creates one exchange per authentication.
     new_mechanism: Callable[[Node], Mechanism] = module.mechanism(config, unix_ms)
     return lambda node: SaslAuthenticator(f"broker {node}", lambda: new_mechanism(node))

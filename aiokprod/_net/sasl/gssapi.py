@@ -1,7 +1,7 @@
-"""SASL GSSAPI (RFC 4752) with Kerberos tickets: no password and no key is sent.
+"""SASL GSSAPI (RFC 4752) with Kerberos tickets. No password or key is sent.
 
-Needs the extra `aiokprod[gssapi]`, a wrapper of the system's Kerberos library. All of its calls may
-block (on the KDC, name resolution and files), so they run one after the other in a separate
+Requires the extra `aiokprod[gssapi]`, a wrapper of the system's Kerberos library. All calls of the
+library may block (on the KDC, name resolution and files), so they run one at a time in a separate
 thread. Source: RFC 4752 §3.1; Java `GssKrb5Client`, `SaslClientAuthenticator`; krb5 cred stores.
 """
 
@@ -24,30 +24,31 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _NO_LAYER: Final = 1
-"""Bit in the broker's offer. Integrity and privacy of the connection are left to TLS."""
+"""Bit for "no security layer" in the broker's offer. Integrity and privacy are left to TLS."""
 
 _MAX_MESSAGE: Final = 64 * 1024
 _UNSPECIFIED: Final = 13 << 16
-"""The major status GSS_S_FAILURE, which gives no reason. The minor status gives it."""
+"""The major status GSS_S_FAILURE, which has no specific text. The minor status has the reason."""
 
 
 def _library() -> Any:
-    """The package of the extra, which may not be installed."""
+    """Import the package of the extra. It may not be installed."""
     return importlib.import_module("gssapi")
 
 
 class KerberosLogin:
-    """The tickets of one producer, shared by its connections.
+    """The Kerberos tickets of one producer, shared by its connections.
 
-    Without a keytab they come from the default credential cache (KRB5CCNAME), where `kinit` puts
-    them. With a keytab the Kerberos library fetches and renews them, in memory. Both are read for
-    every authentication, so that renewed tickets and rotated keytabs take effect.
+    Without a keytab, tickets come from the default credential cache (KRB5CCNAME), which `kinit`
+    fills. With a keytab, the Kerberos library obtains and renews them, and stores them in memory.
+    The cache or keytab is read for every authentication, so that renewed tickets and rotated
+    keytabs take effect.
 
     Args:
         service: first part of the brokers' principals.
-        principal: the client's principal; None stands for the default principal of the cache, or
-            the first one of the keytab.
-        keytab: path of the keytab; None for the credential cache.
+        principal: the client's principal; None uses the default principal of the cache, or the
+            first principal in the keytab.
+        keytab: path of the keytab; None uses the credential cache.
     """
 
     def __init__(self, service: str, principal: str | None, keytab: str | None) -> None:
@@ -60,10 +61,10 @@ class KerberosLogin:
         self._executor = ThreadPoolExecutor(1, "aiokprod-gssapi")
 
     async def run(self, function: Callable[..., R], *args: Any) -> R:
-        """Call a blocking function in the thread.
+        """Call a blocking function in the Kerberos thread.
 
         Raises:
-            AuthenticationError: the Kerberos library reports an error.
+            AuthenticationError: the Kerberos library reported an error.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -72,7 +73,7 @@ class KerberosLogin:
             raise AuthenticationError(f"GSSAPI: {_reason(error)}") from None
 
     def context(self, host: str) -> Any:
-        """A security context with the broker at `host`. Blocks."""
+        """Create a security context for the broker at `host`. Blocks."""
         gssapi = _library()
         kerberos = gssapi.MechType.kerberos
         name = None
@@ -90,13 +91,13 @@ class KerberosLogin:
 
     @staticmethod
     def is_mutual(context: Any) -> bool:
-        """True if the broker is authenticated too."""
+        """Return True if the broker is authenticated too."""
         return _library().RequirementFlag.mutual_authentication in context.actual_flags
 
 
 class Gssapi:
-    """One exchange: mutual authentication, then the broker's offer of security layers; none of them
-    is chosen."""
+    """One GSSAPI exchange: mutual authentication, then the broker's offer of security layers. The
+    client chooses no security layer."""
 
     name = "GSSAPI"
 
@@ -121,8 +122,8 @@ class Gssapi:
         return answer
 
     def same_user(self) -> bool:
-        # This is assumed, because the principal of the next tickets is not known in advance.
-        # Brokers compare principals.
+        # The principal of the next ticket is not known in advance, so assume the same user. The
+        # broker compares the principals.
         return True
 
     def secrets(self) -> tuple[str, ...]:
@@ -147,13 +148,13 @@ class Gssapi:
                 "GSSAPI: the broker insists on a security layer, which Kafka does not have"
             )
         # The bytes are the chosen layer (none) and the maximum message size, which is 0 without a
-        # layer. The authorization id is empty, which stands for the principal.
+        # layer. The authorization id is left empty, so the principal applies.
         answer: bytes = self._context.wrap(bytes((_NO_LAYER, 0, 0, 0)), False).message
         return answer
 
 
 def _reason(error: Any) -> str:
-    """The text of the Kerberos library: it names principals, hosts and files, never keys."""
+    """Return the Kerberos library's text. It may name principals, hosts and files, but no keys."""
     minor = error.get_all_statuses(error.min_code, False) if error.min_code else []
     major = error.get_all_statuses(error.maj_code, True)
     if minor and error.maj_code == _UNSPECIFIED:
@@ -162,8 +163,8 @@ def _reason(error: Any) -> str:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Gssapi]:
-    """Return a function that creates the exchange of one authentication. Called once per producer;
-    all exchanges share one `KerberosLogin`."""
+    """Return a function that creates one exchange per authentication. Called once per producer; all
+    exchanges share one `KerberosLogin`."""
     login = KerberosLogin(
         config.sasl_kerberos_service_name,
         config.sasl_kerberos_principal,

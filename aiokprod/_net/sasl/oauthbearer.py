@@ -1,6 +1,6 @@
-"""SASL OAUTHBEARER (RFC 7628, KIP-255): a token of the configured `TokenProvider`.
+"""SASL OAUTHBEARER (RFC 7628, KIP-255) with a token from the configured `TokenProvider`.
 
-The provider is called for every authentication; caching is up to the provider.
+The provider is called for every authentication. Caching is up to the provider.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _MAX_TOKEN: Final = 64 * 1024
 
 
 class OAuthBearer:
-    """One exchange: the token, then an empty response, or JSON with the reason of a rejection.
+    """One OAUTHBEARER exchange. The client sends the token; the broker responds with an empty
+    message, or with the reason of a rejection in JSON.
 
     Args:
         provider: an async callable, or an object with an async `token()` and optionally
             `extensions()`.
-        unix_ms: wall clock, to reject expired tokens.
+        unix_ms: wall clock for the rejection of expired tokens.
     """
 
     name = "OAUTHBEARER"
@@ -53,20 +54,20 @@ class OAuthBearer:
             raise AuthenticationError(f"OAUTHBEARER: the broker refused the token{self._refusal}")
         if not challenge:
             return None
-        # The challenge contains the reason of a refusal. The broker ends the exchange only after a
-        # response to it (RFC 7628).
+        # This challenge contains the reason of a rejection. The broker ends the exchange only after
+        # the client has responded to it (RFC 7628).
         self._refusal = self._reason(challenge)
         return b"\x01"
 
     def same_user(self) -> bool:
-        # This is assumed, because the user of the next token is not known before it is fetched.
+        # The user of the next token is not known before it is fetched, so assume the same user.
         return True
 
     def secrets(self) -> tuple[str, ...]:
         return (self._token,) if self._token else ()
 
     async def fetch(self) -> str:
-        """A token from the provider.
+        """Return a token from the provider.
 
         Raises:
             AuthenticationError: the provider failed, or its result is not a token or is an expired
@@ -78,7 +79,7 @@ class OAuthBearer:
         except AuthenticationError:
             raise
         except Exception as error:
-            # The text is not shown, because it may contain the token.
+            # Do not show the error text, because it may contain the token.
             raise AuthenticationError(
                 f"OAUTHBEARER: the token provider failed with {type(error).__name__}"
             ) from None
@@ -108,7 +109,7 @@ class OAuthBearer:
         return dict(given)
 
     def _reason(self, challenge: bytes) -> str:
-        """The status in the broker's JSON; its other fields may contain secrets."""
+        """Return the status in the broker's JSON. The other fields may contain secrets."""
         try:
             status = json.loads(challenge).get("status")
         except (ValueError, AttributeError, RecursionError):
@@ -119,6 +120,5 @@ class OAuthBearer:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], OAuthBearer]:
-    """Return a function that creates the exchange of one authentication. Called once per
-    producer."""
+    """Return a function that creates one exchange per authentication. Called once per producer."""
     return lambda node: OAuthBearer(config.sasl_token_provider, unix_ms)

@@ -1,4 +1,4 @@
-"""SASL PLAIN (RFC 4616): user name and password are sent in clear text; only TLS protects them."""
+"""SASL PLAIN (RFC 4616). User name and password are sent in clear text; only TLS protects them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Plain:
-    """One exchange: one message and an empty response."""
+    """One PLAIN exchange: one message and an empty response."""
 
     name = "PLAIN"
 
@@ -30,7 +30,7 @@ class Plain:
         if "\0" in username or "\0" in password:
             raise AuthenticationError("PLAIN: user name and password must not contain NUL")
         self._username, self._secrets = username, (password,)
-        # The first element is the authorization id. Empty, it stands for the authenticated user.
+        # The first element is the authorization id. It is empty, so the authenticated user applies.
         return b"\0".join((b"", username.encode(), password.encode()))
 
     async def next(self, challenge: bytes) -> bytes | None:
@@ -44,7 +44,6 @@ class Plain:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Plain]:
-    """Return a function that creates the exchange of one authentication. Called once per
-    producer."""
+    """Return a function that creates one exchange per authentication. Called once per producer."""
     credentials = configured_credentials(config)
     return lambda node: Plain(credentials)

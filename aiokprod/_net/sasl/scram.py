@@ -1,8 +1,8 @@
-"""SASL SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677): the password is not sent, and the broker must
-prove that it knows it too.
+"""SASL SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677).
 
-User names and passwords are encoded as UTF-8 without SASLprep, as in brokers. Source: Java
-`ScramSaslClient`, `ScramFormatter`; KIP-48 for delegation tokens.
+The password is not sent, and the broker must prove that it has the user's server key. User names
+and passwords are encoded as UTF-8 without SASLprep, as in brokers. Source: Java `ScramSaslClient`,
+`ScramFormatter`; KIP-48 for delegation tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIN_ITERATIONS: Final = 4096
 MAX_ITERATIONS: Final = 1_000_000
-"""Largest number of PBKDF2 iterations that a broker may request; more would only cost CPU time."""
+"""Maximum number of PBKDF2 iterations that a broker may request. It limits the CPU time."""
 
 _GS2: Final = "n,,"
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -40,13 +40,13 @@ _ERRORS: Final = frozenset({
     "unsupported-channel-binding-type", "unknown-user", "invalid-username-encoding",
     "no-resources", "other-error",
 })  # fmt: skip
-"""The errors of RFC 5802 §7. Any other text is not shown, because it could contain the data that
-were sent."""
+"""The error values of RFC 5802 §7. Other texts are not shown, because they could contain the data
+that the client sent."""
 _MAX_MESSAGE: Final = 8192
 
 
 def random_nonce() -> str:
-    """144 random bits in base64, which contains no comma (RFC 5802 does not allow one)."""
+    """Return 144 random bits in base64, which has no comma (RFC 5802 forbids commas in nonces)."""
     return base64.b64encode(secrets.token_bytes(18)).decode()
 
 
@@ -57,10 +57,10 @@ class _Keys:
 
 
 class KeyCache:
-    """Caches the last derived keys, so that reconnects and re-authentications do not derive keys
+    """Caches the last derived keys, so that reconnects and re-authentications do not derive them
     again.
 
-    The keys are as secret as the password, which is in memory anyway.
+    The keys are as sensitive as the password, which is in memory too.
     """
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class KeyCache:
         self._keys = _Keys()
 
     async def keys(self, name: str, password: str, salt: bytes, count: int) -> tuple[bytes, bytes]:
-        """Client key and server key."""
+        """Return the client key and the server key."""
         asked = (name, password, salt, count)
         keys = self._keys
         if asked != self._asked:
             loop = asyncio.get_running_loop()
-            # asyncio in debug mode logs arguments and results, so the secrets are passed in a
-            # closure and returned in an object without them in its repr.
+            # asyncio's debug mode logs arguments and results. Therefore the secrets are passed in a
+            # closure, and the keys are returned in an object whose repr omits them.
             keys = await loop.run_in_executor(None, lambda: _derive(*asked))
             self._asked, self._keys = asked, keys
         return keys.client, keys.server
@@ -90,11 +90,12 @@ def _derive(name: str, password: str, salt: bytes, count: int) -> _Keys:
 
 
 class Scram:
-    """One exchange.
+    """One SCRAM exchange.
 
     Args:
         name: "SCRAM-SHA-256" or "SCRAM-SHA-512".
-        delegation_token: the user name is a token id, the password its HMAC.
+        delegation_token: True if the user name is the id of a delegation token, and the password
+            its HMAC.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Scram:
         return nonce, salt, count
 
     def _verify(self, server_final: str, expected: bytes) -> None:
-        """Check the broker's proof that it knows the password."""
+        """Check the server signature, with which the broker authenticates itself."""
         if not server_final.startswith("v="):
             raise self._error("the broker did not prove that it knows the password")
         signature = self._base64(server_final[2:].split(",", 1)[0])
@@ -201,8 +202,8 @@ class Scram:
 
 
 def mechanism(config: ProducerConfig, unix_ms: Callable[[], int]) -> Callable[[Node], Scram]:
-    """Return a function that creates the exchange of one authentication. Called once per producer;
-    all exchanges share one `KeyCache`."""
+    """Return a function that creates one exchange per authentication. Called once per producer; all
+    exchanges share one `KeyCache`."""
     name, delegated = config.sasl_mechanism, config.sasl_delegation_token
     assert name is not None, "checked with the configuration"
     credentials, cache = configured_credentials(config), KeyCache()
