@@ -40,8 +40,8 @@ class SinkColumns:
     """Position of each column in the DataFrame, or None if it is missing.
 
     Attributes:
-        header_key_first: True if the order of the header fields is (key, value), False if it is
-            (value, key).
+        header_key_first: True if the order of the header fields is (key, value) and not (value,
+            key).
         timestamp_type: Spark's name of the timestamp column's type.
     """
 

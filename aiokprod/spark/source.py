@@ -34,7 +34,7 @@ class AiokprodDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
+        """Return the name for `format(...)`."""
         return "aiokprod"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -98,7 +98,7 @@ class AiokprodAuditSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
+        """Return the name for `format(...)`."""
         return "aiokprod-audit"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -27,7 +27,8 @@ class StoredBatch:
     """A batch in a log.
 
     Attributes:
-        marker: True for a commit marker, False for an abort marker, None for a data batch.
+        marker: kind of a transaction marker (True: commit, False: abort), or None if the batch
+            contains data.
         stored_at: loop time of the append, s. Used only by tests.
     """
 
