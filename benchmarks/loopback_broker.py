@@ -49,7 +49,7 @@ class NearbyBroker:
         return Environment(dialer=self)
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """See `Dialer`."""
+        """Return the host itself as its only address. See `Dialer`."""
         return [(host, port)]
 
     async def connect(
@@ -61,7 +61,7 @@ class NearbyBroker:
         tls: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """See `Dialer`."""
+        """Connect a protocol to this broker. See `Dialer`."""
         protocol = protocol_factory()
         transport = _Transport(self, protocol, asyncio.get_running_loop())
         protocol.connection_made(transport)

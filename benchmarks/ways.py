@@ -58,7 +58,7 @@ def submitting(make: Callable[[], Any]) -> Send:
 
 
 def same(value: Any) -> Send:
-    """Like `submitting`, but with one object, so that its creation is not measured."""
+    """Do the same as `submitting` with one object, so that its creation is not measured."""
 
     async def send(producer: Producer[Any, Any]) -> None:
         for _ in range(GROUP):

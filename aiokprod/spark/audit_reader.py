@@ -94,7 +94,7 @@ class AuditOptions:
 
     @without_frames(ConfigError)
     def config(self) -> ProducerConfig:
-        """The configuration of the connections."""
+        """Return the configuration of the connections."""
         settings = dict(self.kafka)
         settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
         return SinkOptions(kafka=SealedOptions(settings)).producer_config()

@@ -1,4 +1,4 @@
-"""Commit messages: what a finished task reports to the driver. They are small, because the driver
+"""Commit messages: the reports of finished tasks to the driver. They are small, because the driver
 keeps the messages of all tasks."""
 
 from __future__ import annotations
