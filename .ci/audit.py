@@ -1,17 +1,17 @@
-"""Looks up known vulnerabilities of everything the package needs: build, run time, extras of users.
+"""Looks up known vulnerabilities of all dependencies: build, run time, and extras for users.
 
-Asks about the installed versions, those of indirect dependencies included: PyPI's advisories, then
-OSV's for what PyPI did not answer. Exit status:
+The installed versions are looked up, including those of indirect dependencies: first in PyPI's
+advisories, then in OSV's for packages without an answer from PyPI. Exit status:
 
-    0  everything was looked up and nothing is known against it
-    1  something has a known vulnerability
-    2  not everything could be looked up
+    0  all packages were looked up, and none has a known vulnerability
+    1  a package has a known vulnerability
+    2  some packages could not be looked up
 
-With --strict (the release needs it) every package that could not be looked up is an error. Without,
-advisories that cannot be reached are tolerated for 30 days from the date in `audit.json` beside
-this file, so that a CI without access does not stay green forever. It is the date of the last
-complete look-up (--record writes it; commit the file then) or, before the first one, of the file
-itself. A missing or broken pip-audit is never tolerated.
+With --strict (required for releases), every package that could not be looked up is an error.
+Without it, unreachable advisories are tolerated for 30 days from the date in `audit.json` next to
+this file, so that a CI without access does not stay green forever. The date is that of the last
+complete look-up, which --record writes; commit the file afterwards. Before the first look-up, it is
+the date of the file's creation. A missing or broken pip-audit is never tolerated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXTRAS: Final = (
     "registry",
     "cloudevents",
 )
-"""The extras of users; the others are ours."""
+"""The extras for users. The other extras are for the development of this package."""
 SERVICES: Final = ("pypi", "osv")
 TOLERATED: Final = datetime.timedelta(days=30)
 RECORD: Final = Path(__file__).with_name("audit.json")
@@ -54,7 +54,7 @@ _UNREACHABLE: Final = re.compile(
 
 
 class Broken(Exception):
-    """pip-audit itself does not work, which later runs would not change."""
+    """pip-audit itself does not work, so that later runs would fail too."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ class Result:
     """The result of the look-up.
 
     Attributes:
-        asked: names that were looked up.
-        bad: name and version -> identifiers of vulnerabilities.
-        missing: name -> why it was not looked up.
+        asked: names of the packages that were looked up.
+        bad: identifiers of vulnerabilities by package name and version.
+        missing: reason why a package was not looked up, by name.
     """
 
     asked: set[str] = field(default_factory=set)
@@ -73,12 +73,12 @@ class Result:
 
 
 def normal(name: str) -> str:
-    """A package's name as the index spells it (PEP 503)."""
+    """Return the normalized name of a package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def direct(settings: dict[str, Any]) -> list[Requirement]:
-    """The requirements that pyproject.toml names for users and builders."""
+    """Return the requirements in pyproject.toml that users and builds need."""
     project = settings["project"]
     lines = [*project["dependencies"], *settings["build-system"]["requires"]]
     for extra in EXTRAS:
@@ -90,8 +90,8 @@ def closure(
     wanted: Iterable[Requirement],
     distribution: Callable[[str], metadata.Distribution] = metadata.distribution,
 ) -> tuple[dict[str, str], list[str]]:
-    """Name -> installed version of the requirements and of all that they need, and the names of
-    those that are not installed."""
+    """Return the installed version of each requirement and of its dependencies, by name, and the
+    names of those that are not installed."""
     pins: dict[str, str] = {}
     absent: list[str] = []
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -122,7 +122,7 @@ def ask(pins: dict[str, str], service: str) -> Result:
     """Look up these versions.
 
     Raises:
-        Broken: pip-audit is not installed, crashed or said nothing that can be read.
+        Broken: pip-audit is not installed, crashed or printed no readable report.
     """
     if importlib.util.find_spec("pip_audit") is None:
         raise Broken("pip-audit is not installed: pip install --editable '.[dev]'")
@@ -141,10 +141,10 @@ def ask(pins: dict[str, str], service: str) -> Result:
 
 
 def read(pins: dict[str, str], service: str, out: str, errors: str) -> Result:
-    """What pip-audit printed.
+    """Parse the output of pip-audit.
 
     Raises:
-        Broken: it is no report, and not because advisories cannot be reached.
+        Broken: the output is not a report, for another reason than unreachable advisories.
     """
     try:
         entries = json.loads(out)["dependencies"]
@@ -170,7 +170,7 @@ def read(pins: dict[str, str], service: str, out: str, errors: str) -> Result:
 
 
 def look_up(pins: dict[str, str], asking: Callable[[dict[str, str], str], Result] = ask) -> Result:
-    """Ask one service after the other about what is left."""
+    """Look up the versions in one service after the other, until no package is left."""
     whole = Result(missing=dict.fromkeys(pins, "not asked"))
     for service in SERVICES:
         left = {name: pins[name] for name in whole.missing}
@@ -184,10 +184,10 @@ def look_up(pins: dict[str, str], asking: Callable[[dict[str, str], str], Result
 
 
 def judge(result: Result, *, strict: bool, today: datetime.date, since: datetime.date) -> int:
-    """Print what was found; returns the exit status.
+    """Print the result and return the exit status.
 
     Args:
-        since: day from which a look-up that cannot be made is tolerated for a while.
+        since: first day of the period `TOLERATED`, in which a failed look-up is tolerated.
     """
     for package, ids in sorted(result.bad.items()):
         print(f"audit: {package} has known vulnerabilities: {', '.join(ids)}")

@@ -1,16 +1,17 @@
-"""Installs the wheel in a root file system that has nothing but Python, and runs the quickstart.
+"""Installs the wheel in a root file system that contains only Python, and runs the quickstart.
 
     python .ci/check_chroot.py [--limit 60]
 
-The root file system is made of this Python's prefix without its own packages, the shared libraries
-that it needs, certificates and the settings of pip: no shell, no compiler. In it:
+The root file system consists of this Python's prefix without installed packages, the shared
+libraries that Python needs, certificates and the settings of pip. It has no shell and no compiler.
+The checks in it are:
 
 1. `pip install` of the wheel with the extra `testing`, and the program of docs/quickstart.md, which
-   must print what that page says, together in at most `--limit` seconds;
+   must print the output on that page. Both together must take at most `--limit` seconds.
 2. `pip install` of the sdist, which must fail with one line that names the packages to install.
 
-In a new environment of this system, with a compiler: `pip install` of the sdist, and the same
-program. Needs root (chroot, mount), Linux, and access to a package index.
+In a new environment of this system, which has a compiler, `pip install` of the sdist and the same
+program must succeed. The script needs root (chroot, mount), Linux, and access to a package index.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ ALWAYS_PRESENT: Final = (
     "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6", "libresolv.so.2",
     "libnss_*.so.2", "libstdc++.so.6", "libgcc_s.so.1",
 )  # fmt: skip
-"""Libraries of glibc and GCC that wheels may need and every image with Python has."""
+"""Libraries of glibc and GCC that wheels may need, and that every image with Python contains."""
 
 DEVICES: Final = ("null", "zero", "urandom", "random")
 ADVICE: Final = re.compile(r"aiokprod: there is no C compiler \(\S+\); install \S")
 
 
 def run(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command without standard input; its output is in the result."""
+    """Run a command without standard input. The result contains its output."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
         command, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL, **options
     )  # fmt: skip
@@ -52,7 +53,7 @@ def run(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedPr
 
 
 def run_checked(command: Sequence[str | Path], **options: Any) -> str:
-    """The standard output of a command that must succeed."""
+    """Run a command that must succeed, and return its standard output."""
     done = run(command, **options)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
@@ -60,7 +61,7 @@ def run_checked(command: Sequence[str | Path], **options: Any) -> str:
 
 
 def copy_libraries(binaries: Sequence[Path], root: Path) -> None:
-    """Copy the shared libraries that binaries need, to where they are on this system."""
+    """Copy the shared libraries that binaries need, to the same paths as on this system."""
     found = run(["ldd", *binaries]).stdout
     names = set(re.findall(r"(/\S+) \(0x", found))
     folder = next(Path(name).parent for name in names if Path(name).name.startswith("libc.so"))
@@ -74,7 +75,7 @@ def copy_libraries(binaries: Sequence[Path], root: Path) -> None:
 
 
 def make_root(root: Path) -> None:
-    """Fill a root file system."""
+    """Create the root file system in the folder `root`."""
     shutil.copytree(PREFIX, root / str(PREFIX).lstrip("/"), ignore=SKIPPED, symlinks=True)
     extensions = [*PREFIX.glob("lib/python3*/lib-dynload/*.so"), *PREFIX.glob("lib/*.so*")]
     copy_libraries([PYTHON, *extensions], root)
@@ -96,7 +97,7 @@ def make_root(root: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The settings of pip and of proxies, and nothing else of this process."""
+    """Return only those environment variables of this process that configure pip and proxies."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -106,13 +107,13 @@ def environment() -> dict[str, str]:
 
 
 class Root:
-    """Runs commands in a root file system, with /proc."""
+    """Runs commands in a root file system with /proc."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def command(self, *words: str | Path) -> list[str | Path]:
-        """A command that runs in a mount namespace of its own: nothing stays mounted."""
+        """Return a command that runs in a separate mount namespace, so that no mount remains."""
         mount = f'mount -t proc proc {self.folder}/proc && exec chroot {self.folder} "$@"'
         return ["unshare", "--mount", "/bin/sh", "-c", mount, "sh", *words]
 
@@ -124,7 +125,7 @@ class Root:
 
 
 def quickstart() -> tuple[str, str]:
-    """The program of docs/quickstart.md, and what the page says that it prints."""
+    """Return the program of docs/quickstart.md and its documented output."""
     text = (Path(__file__).parent.parent / "docs" / "quickstart.md").read_text()
     programs = [one for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "def main"
                 in one]  # fmt: skip
@@ -135,7 +136,7 @@ def quickstart() -> tuple[str, str]:
 
 
 def check_output(found: str, expected: str, where: str) -> None:
-    """Compare, apart from the partition: the mock brokers create the topic with several."""
+    """Compare the outputs. The partition may differ, because the mock cluster creates several."""
     found = re.sub(r"partition \d", "partition 0", found)
     if found != expected:
         raise SystemExit(f"{where}: the quickstart prints\n{found}instead of\n{expected}")

@@ -1,8 +1,8 @@
-"""Builds sdist and wheel and checks their contents.
+"""Builds the sdist and the wheel, and checks their contents.
 
-Built without build isolation and with Python's sockets disabled: a build that needs the network
-fails. Nothing may be in them that git does not track, nothing of the package may be missing, the
-wheel's files are those of the sdist, and RECORD tells the truth.
+The build runs without build isolation and with Python's sockets disabled, so that a build that
+needs the network fails. All files must be tracked by git, no file of the package may be missing,
+the files of the wheel must be equal to those of the sdist, and the hashes in RECORD must be right.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ socket.create_connection = refuse
 """
 
 GENERATED = ("PKG-INFO", "setup.cfg")
-"""What setuptools adds to an sdist, besides *.egg-info."""
+"""Files that setuptools adds to an sdist, in addition to *.egg-info."""
 
 IN_WHEEL = (".py", ".pyi", "py.typed")
 SHIPPED = (*IN_WHEEL, ".pyx", ".pxd")
 
 MAX_WHEEL = 1_300_000
-"""Bytes of a wheel for Linux; DESIGN.md has the reason."""
+"""Maximum size of a wheel for Linux in bytes. DESIGN.md gives the reason."""
 
 
 def tracked() -> set[str]:
@@ -45,7 +45,7 @@ def tracked() -> set[str]:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel built from it."""
+    """Build the sdist, and the wheel from the sdist. Return both paths."""
     (out / "sitecustomize.py").write_text(NO_NETWORK)
     environment = {**os.environ, "PYTHONPATH": str(out), "PIP_NO_INDEX": "1"}
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out / "dist"), "."]
@@ -56,7 +56,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def check_sdist(sdist: Path, files: set[str]) -> tuple[dict[str, bytes], list[str]]:
-    """The files of a source distribution, and what is wrong with them."""
+    """Return the files of a source distribution, and a line for each problem."""
     wrong, content = [], {}
     with tarfile.open(sdist) as archive:
         for member in archive:

@@ -1,9 +1,9 @@
-"""Checks the Markdown files: length of lines, links.
+"""Checks the lengths of lines and the links in Markdown files.
 
     python .ci/check_docs.py
 
-Prose is at most 100 characters wide (tables, headings and code are not measured). A relative link
-must name a file of the repository and, after `#`, one of its headings.
+A line of prose may have at most 100 characters (tables, headings and code are not checked). A
+relative link must name a file of the repository and, after `#`, one of its headings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNWRAPPED: Final = re.compile(r"^(\||#|<!--|!?\[[^\]]*\]\(\S+\)$)")
 
 
 def prose(text: str) -> list[tuple[int, str]]:
-    """Numbered lines outside code blocks."""
+    """Return the lines outside code blocks with their numbers."""
     lines, fenced = [], False
     for number, line in enumerate(text.splitlines(), 1):
         if _FENCE.match(line):
@@ -37,7 +37,7 @@ def without_code(line: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The names that GitHub gives to the headings of a file."""
+    """Return the anchors that GitHub creates for the headings of a file."""
     found: set[str] = set()
     for _, line in prose(text):
         if line.startswith("#"):
@@ -70,7 +70,7 @@ def broken_links(path: Path, text: str) -> list[str]:
 
 
 def markdown() -> list[Path]:
-    """The Markdown files of the project, without environments and caches."""
+    """Return the Markdown files of the project, without those in environments and caches."""
 
     def ours(path: Path) -> bool:
         folders = path.relative_to(ROOT).parts[:-1]

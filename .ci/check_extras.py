@@ -1,8 +1,8 @@
-"""Installs a wheel with each extra alone in an empty environment, and imports what it needs.
+"""Installs a wheel with each extra alone in an empty environment, and imports the extra's modules.
 
     python .ci/check_extras.py [--wheel FILE] [EXTRA ...]
 
-Without --wheel one is built first. Needs access to a package index.
+Without --wheel, the script first builds a wheel. It needs access to a package index.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ IMPORTS: Final = {
     "compat-aiokafka": "import aiokprod.compat.aiokafka",
     "faststream": "import aiokprod.compat.faststream",
 }
-"""Extra -> what must work with it. gssapi is left out: it compiles against the system's library."""
+"""Statements that must work with each extra. gssapi is left out, because its build needs a system
+library."""
 
 
 def failure(wheel: Path, extra: str) -> str:
-    """The last line of what went wrong, empty if nothing did."""
+    """Install and test an extra. Return the last line of the error, or an empty text on success."""
     with tempfile.TemporaryDirectory(prefix="aiokprod-extra-") as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         python = f"{folder}/bin/python"

@@ -1,8 +1,8 @@
-"""Checks an installed wheel: import, every codec, records through a cluster in memory.
+"""Checks an installed wheel: imports, every codec, and records sent to a cluster in memory.
 
     python .ci/check_installed.py
 
-Needs the wheel and its dependencies only, and no compiler.
+The script needs only the wheel and its dependencies, and no compiler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiokprod._wire.compression import CODEC_NAMES, codec_for
 from aiokprod.testing import FakeCluster, run
 
 OPTIONAL = ("snappy",)
-"""Codecs that need an extra."""
+"""Codecs that need an extra package."""
 
 
 def check_codecs() -> list[str]:
@@ -43,7 +43,7 @@ def usable(name: str) -> bool:
 
 
 def check_extensions() -> int:
-    """Import every compiled module; returns their number."""
+    """Import every compiled module. Return the number of these modules."""
     count = 0
     for module in pkgutil.walk_packages(aiokprod.__path__, "aiokprod."):
         spec = importlib.util.find_spec(module.name)

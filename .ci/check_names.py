@@ -1,15 +1,15 @@
-"""Finds names in docstrings, comments and documents that the code does not have.
+"""Finds names in docstrings, comments and documents that do not exist in the code.
 
     python .ci/check_names.py
 
 - An entry of a section `Attributes:` must be an attribute of the class or of one of its bases.
-- The list of modules in the docstring of a package must name modules of the package.
-- A dotted name in backticks (`_net.client`, `aiokprod._wire.crc.crc32c`) must lead to a module, and
-  that module must contain the next part of the name.
-- A path in backticks (`_net/tls_transport`, `tests/test_layers.py`) must exist; the suffix may be
-  missing, and `*`, `<name>` and `{name}` stand for anything.
-- A class name stands for one class. A leading underscore makes no difference. The structures of
-  messages have the names of Kafka's schemas, of which some occur in two messages.
+- The list of modules in the docstring of a package must contain only modules of the package.
+- A dotted name in backticks (`_net.client`, `aiokprod._wire.crc.crc32c`) must begin with a module
+  that contains the next part of the name.
+- A path in backticks (`_net/tls_transport`, `tests/test_layers.py`) must exist. The suffix may be
+  omitted, and `*`, `<name>` and `{name}` match any text.
+- Class names must be unique; a leading underscore is ignored. Message structures are exempt,
+  because they have the names of Kafka's schemas, some of which occur in two messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PATH: Final = re.compile(r"[\w.<>{}*-]+(?:/[\w.<>{}*-]+)+/?")
 
 
 def attributes_of(node: ast.ClassDef) -> set[str]:
-    """The names that a class defines or assigns."""
+    """Return the names that a class defines or assigns."""
     found: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute):
@@ -52,10 +52,10 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
 
 
 def missing_attributes(text: str, inherited: dict[str, tuple[set[str], list[str]]]) -> list[str]:
-    """One line for each entry of a section `Attributes:` that its class does not have.
+    """Return a line for each entry of a section `Attributes:` that is missing in its class.
 
     Args:
-        inherited: attributes and names of the bases of each class, by name.
+        inherited: (attributes, names of the bases) of each class, by its name.
     """
     found = []
     for node in ast.walk(ast.parse(text)):
@@ -80,10 +80,11 @@ def missing_attributes(text: str, inherited: dict[str, tuple[set[str], list[str]
 
 
 def repeated_classes(texts: dict[Path, str]) -> Iterator[str]:
-    """One line for each class whose name an earlier class has, except in messages.
+    """Yield a line for each class that has the name of an earlier class, except in messages.
 
     Args:
-        texts: modules by path; stubs repeat the classes of their modules and are left out.
+        texts: texts of the modules by path. Stubs are ignored, because they repeat the classes of
+            their modules.
     """
     first: dict[str, str] = {}
     for path, text in texts.items():
@@ -109,7 +110,7 @@ def text_of_module(path: Path) -> str:
 
 
 def missing_modules(package: Path, text: str) -> list[str]:
-    """The modules that the docstring of a package lists and the package does not have."""
+    """Return a line for each module that the docstring of a package lists but that is missing."""
     docstring = ast.get_docstring(ast.parse(text)) or ""
     return [
         f"1: {package.name} has no module {name}"
@@ -120,7 +121,7 @@ def missing_modules(package: Path, text: str) -> list[str]:
 
 
 def wrong_dotted(name: str) -> str | None:
-    """What is wrong with a dotted name; None for a good name, or one of something else."""
+    """Return the problem of a dotted name, or None if it is right or not a name of this package."""
     parts = name.removeprefix("aiokprod.").split(".")
     hidden = PACKAGE / f"_{parts[0]}"
     if hidden.is_dir() and is_module(hidden.joinpath(*parts[1:2])) and parts[1:]:
@@ -139,7 +140,7 @@ def wrong_dotted(name: str) -> str | None:
 
 
 def wrong_path(name: str) -> str | None:
-    """What is wrong with a path; None for a good path, or one of something else."""
+    """Return the problem of a path, or None if it is right or not a path of this project."""
     first = name.split("/")[0]
     base = next((top for top in (ROOT, PACKAGE) if (top / first).is_dir()), None)
     if base is None or first.startswith(".c"):  # .cache
@@ -154,7 +155,7 @@ def wrong_path(name: str) -> str | None:
 
 
 def wrong_names(text: str) -> Iterator[str]:
-    """One line for each dotted name or path in backticks that does not exist."""
+    """Yield a line for each dotted name or path in backticks that does not exist."""
     for match in _CODE.finditer(text):
         code = re.sub(r"\(.*\)$", "", match[1])
         wrong = None

@@ -1,9 +1,10 @@
-"""Opens every page of the built site in headless Chromium, at the width of a screen and of a phone.
+"""Opens every page of the built site in headless Chromium, with the widths of a screen and a phone.
 
     python .ci/check_site.py build/site [--screenshots FOLDER]
 
-Fails on a console error, a link to a page or heading that is not there, and a page that a phone
-would have to scroll sideways. Needs playwright and Debian's chromium-headless-shell or chromium.
+The check fails if there is a console error, a link to a missing page or heading, or a page that
+scrolls horizontally on a phone. It needs playwright and Debian's chromium-headless-shell or
+chromium.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ BROWSERS: Final = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Files without a log."""
+    """Serves files without a log."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is printed."""
+        """Do nothing, so that requests are not logged."""
 
 
 def links(page: Page) -> set[str]:
@@ -39,14 +40,14 @@ def anchors(page: Page) -> set[str]:
 
 
 def listen(page: Page, errors: list[str]) -> None:
-    """Add the errors that the page will report."""
+    """Append all future errors of the page to `errors`."""
     page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("requestfailed", lambda request: errors.append(f"{request.url} failed"))
 
 
 def check(site: Path, screenshots: Path | None) -> list[str]:
-    """What is wrong, one line each."""
+    """Open all pages and return a line for each problem."""
     wrong: list[str] = []
     handler = functools.partial(Quiet, directory=str(site))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -2,10 +2,10 @@
 
     python .ci/check_words.py
 
-The words, each with what to write instead, are in `.ci/words.txt`. Of Markdown files everything but
-code is searched, of Python and Cython files comments, docstrings and other strings. Of tests and
-the Makefile only comments and docstrings are searched, because other strings are data, patterns or
-names of other projects. Code in backticks is not searched.
+`.ci/words.txt` contains the words and their replacements. The script searches all text except code
+in Markdown files, and comments, docstrings and other strings in Python and Cython files. In tests
+and the Makefile, it searches only comments and docstrings, because other strings are data, patterns
+or names of other projects. Code in backticks is not searched.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SEARCHED: Final = (
     ".github",
 )  # fmt: skip
 QUOTED: Final = ROOT / "docs" / "reports"
-"""Reports quote the output of the runs they describe."""
+"""The folder of reports. They quote program output, so they are not searched."""
 KINDS: Final = {".md", ".py", ".pyi", ".pyx", ".pxd"}
 WITHOUT_STRINGS: Final = {"Makefile", "tests"}
-"""Files and folders of which only comments and docstrings are searched."""
+"""Files and folders in which only comments and docstrings are searched."""
 
 _TEXT: Final = re.compile(
     r"'''(?:\\.|[^\\])*?'''"
@@ -38,16 +38,16 @@ _TEXT: Final = re.compile(
 _FENCED: Final = re.compile(r"^\s*```.*?^\s*```\s*?$", re.DOTALL | re.MULTILINE)
 _CODE: Final = re.compile(r"``[^`]*``|`[^`\n]*`")
 _REPLACED: Final = re.compile(r"\{[^{}\n]*\}")
-"""Expressions in f-strings."""
+"""Matches expressions in f-strings."""
 
 
 def vocabulary(text: str) -> list[tuple[re.Pattern[str], str]]:
-    """Lines `regular expression -> what to write instead`; `#` begins a comment."""
+    """Parse lines of the form `regular expression -> replacement`. `#` begins a comment."""
     found = []
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             pattern, _, instead = line.partition(" -> ")
-            # A phrase may continue on the next line, in a comment after another `#`.
+            # A phrase may continue on the next line. In a comment, that line begins with `#`.
             spaced = pattern.strip().replace(" ", r"(?:[ \t]+|[ \t]*\n[ \t]*(?:# ?)?)")
             found.append((re.compile(rf"\b(?:{spaced})\b", re.IGNORECASE), instead.strip()))
     return found
@@ -58,8 +58,8 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def searched(text: str, kind: str, *, strings: bool = True) -> str:
-    """The text with everything but prose masked; line breaks stay. Without `strings`, also strings
-    that are no docstrings."""
+    """Return the text with everything except prose masked, and with all line breaks. Without
+    `strings`, strings other than docstrings are masked too."""
     if kind == ".md":
         text = _FENCED.sub(_blank, text)
     else:
@@ -78,7 +78,7 @@ def searched(text: str, kind: str, *, strings: bool = True) -> str:
 def unwanted_words(
     text: str, kind: str, words: list[tuple[re.Pattern[str], str]], *, strings: bool = True
 ) -> list[str]:
-    """One line for each finding: its line number, the word and what to write instead."""
+    """Return a line for each finding: the line number, the word and its replacement."""
     prose = searched(text, kind, strings=strings)
     found = [
         (prose.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead)
@@ -89,7 +89,7 @@ def unwanted_words(
 
 
 def files() -> list[Path]:
-    """The files to search."""
+    """Return the files to search."""
     found: list[Path] = []
     for name in SEARCHED:
         for path in ROOT.glob(name):

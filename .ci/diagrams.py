@@ -1,9 +1,9 @@
-"""Writes the state diagrams in docs/design from the tables of transitions in the code.
+"""Generates the state diagrams in docs/design from the transition tables in the code.
 
     python .ci/diagrams.py
 
-Each diagram stands between `<!-- states: NAME -->` and `<!-- end of states -->`. tests/test_docs.py
-fails if one of them differs from its table.
+Each diagram is between `<!-- states: NAME -->` and `<!-- end of states -->`. tests/test_docs.py
+fails if a diagram differs from its table.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from aiokprod._net import channel_states
 DESIGN: Final = Path(__file__).resolve().parent.parent / "docs" / "design"
 
 Edge = tuple[str, str, str]
-"""State, next state, event ("" if the table names none)."""
+"""(state, next state, event). The event is "" if the table names none."""
 
 
 def diagram(initial: str, edges: list[Edge]) -> str:
-    """A state diagram in mermaid, which GitHub renders."""
+    """Return a state diagram in Mermaid, which GitHub renders."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {initial}"]
     for before, after, event in edges:
         lines.append(f"    {before} --> {after}" + (f": {event}" if event else ""))
@@ -69,8 +69,8 @@ PAGES: Final[dict[str, tuple[Callable[[], str], ...]]] = {
 
 
 def updated(page: str, text: str) -> str:
-    """The text of a page with its diagrams as the tables are now. Raises `ValueError` if a marker
-    is missing."""
+    """Return the text of a page with newly generated diagrams. Raises `ValueError` if a marker is
+    missing."""
     for make in PAGES[page]:
         begin, end = f"<!-- states: {make.__name__} -->\n", "\n<!-- end of states -->"
         if text.count(begin) != 1:

@@ -1,7 +1,8 @@
-"""A hook of MkDocs: pages of the repository that do not lie in docs/ become pages of the site.
+"""An MkDocs hook that adds pages from outside docs/ to the site.
 
-On the site README.md and the others are `project/<path>`. Their links, and the links of docs/ to
-them, are rewritten; a link to a file that is no page, such as a source, becomes plain text.
+On the site, README.md and the other pages have the paths `project/<path>`. The links in these pages
+and the links to them are rewritten. A link to a file that is not a page, such as source code,
+becomes plain text.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def place(path: str) -> str | None:
-    """Where a file of the repository is in the site; None if it is not part of it."""
+    """Return the path on the site of a file in the repository, or None if the site lacks it."""
     if path.startswith("docs/") and "." in posixpath.basename(path):
         return path.removeprefix("docs/")
     if path in PAGES or path.startswith("benchmarks/plots/"):
@@ -40,12 +41,12 @@ def place(path: str) -> str | None:
 
 
 def origin(page: str) -> str:
-    """The file of the repository that is this page of the site."""
+    """Return the path in the repository of a page of the site."""
     return page.removeprefix("project/") if page.startswith("project/") else f"docs/{page}"
 
 
 def rewritten(text: str, page: str) -> str:
-    """The text of a page with links between pages of the site."""
+    """Return the text of a page with its links rewritten for the site."""
     folder = posixpath.dirname(origin(page))
 
     def link(match: re.Match[str]) -> str:
@@ -64,7 +65,7 @@ def rewritten(text: str, page: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages and the plots that lie outside docs/."""
+    """Add the pages and the plots that are outside docs/."""
     plots = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("benchmarks/plots/*.png")]
     for name in (*PAGES, *sorted(plots)):
         source = str(ROOT / name)

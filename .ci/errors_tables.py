@@ -1,8 +1,8 @@
-"""Writes the tables of docs/errors.md: the classes of `aiokprod.errors`, and the error codes.
+"""Generates the tables in docs/errors.md: the classes of `aiokprod.errors`, and the error codes.
 
     python .ci/errors_tables.py
 
-`tests/test_docs_errors.py` compares them with the code.
+`tests/test_docs_errors.py` compares the tables with the code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODES: Final = (
 
 
 def classes() -> list[type[errors.KafkaError]]:
-    """The public error classes, bases first, in the order of the module."""
+    """Return the public error classes in the order of the module, base classes first."""
     from aiokprod import errors
 
     found = [
@@ -44,7 +44,7 @@ def classes() -> list[type[errors.KafkaError]]:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence, in one line."""
+    """Return the first sentence in one line."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
 
@@ -53,7 +53,7 @@ def _truth(value: bool) -> str:
 
 
 def class_rows() -> Iterator[str]:
-    """One row for each class, with the values that an error without a code has."""
+    """Yield a row for each class, with the values of an error without a code."""
     from aiokprod.errors import Code
 
     for cls in classes():
@@ -70,7 +70,7 @@ def class_rows() -> Iterator[str]:
 
 
 def code_rows() -> Iterator[str]:
-    """One row for each error code of Kafka."""
+    """Yield a row for each Kafka error code."""
     from aiokprod.errors import Code
 
     for code in Code:
@@ -85,7 +85,7 @@ def code_rows() -> Iterator[str]:
 
 
 def updated(text: str) -> str:
-    """The text of the page with the tables as the code is now. Raises `ValueError` if a marker is
+    """Return the text of the page with newly generated tables. Raises `ValueError` if a marker is
     missing."""
     for name, head, rows in (("classes", CLASSES, class_rows()), ("codes", CODES, code_rows())):
         before, found, rest = text.partition(f"<!-- {name} -->\n")

@@ -1,8 +1,8 @@
-"""Writes the table of settings in docs/migration/confluent-kafka.md from the code.
+"""Generates the table of settings in docs/migration/confluent-kafka.md from the code.
 
     python .ci/librdkafka_table.py
 
-A test compares the two.
+A test compares the table with the code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD: Final = ("| librdkafka | | aiokprod | remark |", "|---|---|---|---|")
 
 
 def updated(text: str) -> str:
-    """The text of the page with the table as the code is now. Raises `ValueError` if a marker is
+    """Return the text of the page with a newly generated table. Raises `ValueError` if a marker is
     missing."""
     before, found, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)

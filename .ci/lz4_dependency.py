@@ -2,8 +2,8 @@
 
     python .ci/lz4_dependency.py lz4|cramjam
 
-Environment markers know neither musl nor free-threaded Python, for which lz4 has no wheel, so the
-wheels for these depend on cramjam instead.
+lz4 has no wheels for musl and for free-threaded Python, so the wheels for these platforms depend on
+cramjam instead. Environment markers cannot express this condition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LINE: Final = re.compile(r'^    "(?:lz4|cramjam)>=[\d.]+",$', re.MULTILINE)
 
 
 def select(settings: str, package: str) -> str:
-    """The text of pyproject.toml with this package in `dependencies`.
+    """Return the text of pyproject.toml with this package in `dependencies`.
 
     Raises:
         ValueError: `dependencies` does not have exactly one line for the two packages.

@@ -1,18 +1,18 @@
-"""The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Runs the compiled core under AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python .ci/sanitize.py --fuzz 10000000 --interrupts 1000000
 
-Builds instrumented extensions in a copy of the tree (build/sanitize), so that the normal ones stay
-as they are, and runs there, in this order: tests/core and tests/arrow, the fuzzers, interrupted
-calls. Ends with 1 if one of them fails, or a sanitizer reports anything in whatever process.
+The script builds instrumented extensions in a copy of the tree (build/sanitize), so that the normal
+extensions do not change. There it runs the tests, the fuzzers and the interrupted calls, in this
+order. The exit status is 1 if one of them fails, or if a sanitizer reports an error in any process.
 
-The fuzzers and the interrupted calls keep journals in .cache/sanitize: the same command resumes an
+The fuzzers and the interrupted calls write journals in .cache/sanitize. The same command resumes an
 interrupted run, as long as aiokprod/_core is unchanged, and prints the totals of all runs.
-`--no-tests` leaves out the tests, which have no journal.
+`--no-tests` skips the tests, which have no journal.
 
-Needs gcc with its libasan and libubsan. Leaks are not reported: CPython keeps memory until exit.
-tests/arrow/test_libraries.py is left out, because libasan does not support the allocators and
-exceptions of polars and duckdb.
+The script needs gcc with libasan and libubsan. Leaks are not reported, because CPython does not
+free all memory before exit. tests/arrow/test_libraries.py is left out, because libasan does not
+support the allocators and exceptions of polars and duckdb.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ FILES: Final = (
 )  # fmt: skip
 FLAGS: Final = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined " \
     "-fno-sanitize-recover=undefined -fno-wrapv"  # fmt: skip
-"""CPython's own flags have -fwrapv, with which no signed overflow is reported."""
+"""Compiler flags. CPython's flags contain -fwrapv, which would hide signed overflows."""
 STAMP: Final = COPY / "flags"
 TESTS: Final = ("tests/core", "tests/arrow", "tests/client/test_send_table.py")
 ASAN: Final = (
     "detect_leaks=0", "allocator_may_return_null=1", "max_allocation_size_mb=65536",
-    "malloc_context_size=8",  # not 30 frames of each allocation: saves a tenth of the time
+    "malloc_context_size=8",  # instead of 30 frames per allocation, which saves 10 % of the time
     f"log_path={REPORTS}/asan",
 )  # fmt: skip
 UBSAN: Final = ("print_stacktrace=1", "halt_on_error=1", f"log_path={REPORTS}/ubsan")
@@ -51,7 +51,7 @@ PYTEST: Final = (
 
 
 def library(name: str) -> str:
-    """Where gcc has a library."""
+    """Return the path of one of gcc's libraries."""
     found = subprocess.run(
         ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -61,8 +61,8 @@ def library(name: str) -> str:
 
 
 def copy_tree() -> None:
-    """Copy the current work tree, without built extensions. Unchanged files keep their times, so
-    that only what was edited is compiled again."""
+    """Copy the current work tree without built extensions. Unchanged files keep their times, so
+    that only edited files are compiled again."""
     for part in PARTS:
         source, target = ROOT / part, COPY / part
         wanted = set()
@@ -88,13 +88,14 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def build() -> None:
-    """Compile the extensions with the sanitizers, all of them if the flags are others."""
+    """Compile the edited extensions with the sanitizers, or all extensions if the flags changed."""
     environment = os.environ | {"AIOKPROD_CFLAGS": FLAGS, "LDFLAGS": "-fsanitize=address,undefined"}
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2"]
     before = STAMP.read_text() if STAMP.exists() else None
     if before != FLAGS:
         if before is not None:
-            shutil.rmtree(JOURNALS, ignore_errors=True)  # of code compiled in another way
+            # The journals belong to code that was compiled with other flags.
+            shutil.rmtree(JOURNALS, ignore_errors=True)
         STAMP.unlink(missing_ok=True)
         command.append("--force")
     subprocess.run(command, cwd=COPY, env=environment, check=True)
@@ -102,7 +103,7 @@ def build() -> None:
 
 
 def run(*arguments: str) -> bool:
-    """Run Python on the copy; True if it ended well and no sanitizer reported anything."""
+    """Run Python in the copy. Return True if it exits with 0 and no sanitizer reports an error."""
     started, before = time.monotonic(), processor_time()
     preload = [library("libasan.so"), library("libubsan.so"), library("libstdc++.so")]
     environment = os.environ | {
@@ -126,14 +127,14 @@ def run(*arguments: str) -> bool:
 
 
 def processor_time() -> float:
-    """Of the processes that have ended, s."""
+    """Return the CPU time of the child processes that have ended, s."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def found_reports() -> list[Path]:
-    """Reports of errors. libasan also writes a warning for an allocation that it refuses, which
-    tests ask for on purpose."""
+    """Return the reports of errors. Other reports are warnings about allocations that libasan
+    rejects; tests request such allocations on purpose."""
     return [
         path
         for path in sorted(REPORTS.iterdir())
@@ -142,7 +143,7 @@ def found_reports() -> list[Path]:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the chosen steps and return the exit status."""
     parser = argparse.ArgumentParser(description="the compiled core under the sanitizers")
     parser.add_argument("--fuzz", type=int, default=10_000_000, help="damaged answers")
     parser.add_argument("--interrupts", type=int, default=1_000_000, help="exceptions in calls")

@@ -1,9 +1,9 @@
-"""Writes the tables of settings in docs/configuration.md from the fields of `ProducerConfig`, their
-checks and its docstring.
+"""Generates the tables of settings in docs/configuration.md from `ProducerConfig`: from its fields,
+their checks, and its docstring.
 
     python .ci/settings_table.py
 
-`tests/test_docs_configuration.py` compares them with the code.
+`tests/test_docs_configuration.py` compares the tables with the code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPS: Final = {
     "retry_backoff_ms": "Connections",
     "security_protocol": "TLS and SASL",
 }
-"""First setting of each table, and its heading."""
+"""Heading of each table, by the first setting of the table."""
 ONLY_HERE: Final = {
     "adaptive_linger",
     "allow_auto_create_topics",
@@ -54,13 +54,13 @@ ONLY_HERE: Final = {
     "ssl_key_location",
     "topic_profiles",
 }
-"""Settings that Java's producer does not have."""
+"""Settings that the Java producer lacks."""
 OTHER_IN_JAVA: Final = {"batch_size": "16384"}
-"""Defaults of Java that are not ours."""
+"""Defaults of the Java producer that differ from ours."""
 DEFAULTS: Final = {"client_id": "generated", "enable_idempotence": "on"}
-"""Defaults in words."""
+"""Defaults that are described in words."""
 SIZES: Final = {"batch_size", "elastic_batch_size", "buffer_memory", "max_request_size"}
-"""Settings in bytes whose names do not say so."""
+"""Settings in bytes whose names do not contain the unit."""
 PAGES: Final = {
     "acks": "[errors](errors.md#guarantees-by-acks)",
     "linger_ms": "[tuning](tuning.md#linger)",
@@ -73,14 +73,14 @@ PAGES: Final = {
     "enable_metrics_push": "[metrics](observability.md#metrics-for-the-brokers)",
     "security_protocol": "[security](security.md)",
 }
-"""Where a setting is explained."""
+"""Link to the page that explains a setting."""
 
 _ENTRY: Final = re.compile(r"^ {8}(\w+(?:, \w+)*): ((?:.*\n(?: {12}.*\n)*))", re.MULTILINE)
 _JAVA_HAS_NONE: Final = re.compile(r" \(Java(?:: none| has no such setting)\.\)")
 
 
 def meanings() -> dict[str, str]:
-    """Setting → what the docstring says."""
+    """Return the description of each setting in the docstring, by name."""
     from aiokprod import ProducerConfig
 
     names = sorted((field.name for field in dataclasses.fields(ProducerConfig)), key=len)
@@ -96,7 +96,7 @@ def meanings() -> dict[str, str]:
 
 
 def kind(name: str, annotation: str) -> str:
-    """The type as a caller writes it."""
+    """Return the type of a setting as a caller writes it."""
     if annotation == "Secret | None":
         annotation = "str | Secret | None"
     return f"`{annotation}`".replace(" | None`", "`").replace("|", r"\|")
@@ -109,7 +109,8 @@ def unit(name: str) -> str:
 
 
 def values(check: object) -> str:
-    """The range or the choices of a check; empty if the type says it all."""
+    """Return the range or the choices of a check, or an empty text if any value of the type is
+    valid."""
     from aiokprod._config import fields, security
 
     match check:
@@ -155,7 +156,7 @@ def in_java(name: str) -> str:
 
 
 def tables() -> Iterator[str]:
-    """The lines of all tables with their headings."""
+    """Yield the lines of all tables with their headings."""
     from aiokprod import ProducerConfig
 
     told = meanings()
@@ -173,7 +174,7 @@ def tables() -> Iterator[str]:
 
 
 def updated(text: str) -> str:
-    """The text of the page with the tables as the code is now. Raises `ValueError` if a marker is
+    """Return the text of the page with newly generated tables. Raises `ValueError` if a marker is
     missing."""
     before, found, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)

@@ -1,5 +1,5 @@
-"""Writes `aiokprod/_config/settings.py`, the TypedDict of the settings, from the fields of
-`ProducerConfig`:
+"""Generates `aiokprod/_config/settings.py`, the TypedDict of the settings, from the fields of
+`ProducerConfig`.
 
     python .ci/settings_types.py
 
@@ -28,8 +28,8 @@ LITERALS: Final = {
     ),
     "security_protocol": 'Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]',
 }
-"""Settings whose type is narrower than that of the field: a check that reads the choices of the
-field compares them."""
+"""Settings whose type is narrower than the type of the field. A test compares the type with the
+choices of the field."""
 
 HEADER: Final = '''"""The settings of `Producer` as keyword arguments, for type checkers.
 
@@ -65,7 +65,7 @@ class Settings(ProducerSettings):
 
 
 def generated() -> str:
-    """The text of the module."""
+    """Return the text of the module."""
     from aiokprod import ProducerConfig
 
     lines = []
@@ -73,7 +73,7 @@ def generated() -> str:
         if field.name == "bootstrap_servers":
             continue
         kind = LITERALS.get(field.name, str(field.type))
-        # A str is accepted where the field holds a Secret.
+        # A setting of type Secret also accepts a str.
         kind = re.sub(r"^Secret \| None$", "str | Secret | None", kind)
         lines.append(f"    {field.name}: {kind}\n")
     return HEADER + "".join(lines) + FOOTER

@@ -1,6 +1,6 @@
-// The Java producer with a serializer, a callback, a partitioner or an interceptor, which
-// ProducerPerformance has not. Standard input is the job, see benchmarks/java.py; prints a line of
-// JSON.
+// Measures the Java producer with a serializer, a callback, a partitioner or an interceptor, which
+// ProducerPerformance does not support. It reads the job from standard input (see
+// benchmarks/java.py) and prints a line of JSON.
 //
 //   java -cp <Kafka's jars> ProduceRate.java < job.json
 
@@ -72,7 +72,7 @@ public class ProduceRate {
     private final AtomicReference<Exception> failed = new AtomicReference<>();
 
     public static void main(String[] args) throws Exception {
-        // The launcher of source files has its own class loader, which Kafka does not know.
+        // Java's source launcher has its own class loader. Kafka must use it to find these classes.
         Thread.currentThread().setContextClassLoader(ProduceRate.class.getClassLoader());
         JsonNode job = JSON.readTree(System.in);
         Properties settings = new Properties();

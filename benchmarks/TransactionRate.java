@@ -1,5 +1,5 @@
-// One measurement of the Java producer, as benchmarks/transaction_worker.py makes them of the
-// others: prints a line of JSON.
+// Measures the transactions of the Java producer, as benchmarks/transaction_worker.py does for the
+// other clients, and prints a line of JSON.
 //
 //   java -cp <Kafka's jars> TransactionRate.java SERVERS TOPIC TRANSACTIONS PER_TRANSACTION SIZE
 

@@ -1,19 +1,19 @@
 """The benchmarks' command line.
 
-    python -m benchmarks core                        what must hold: eight minutes
-    python -m benchmarks suite                       everything `make bench` measures
+    python -m benchmarks core                        the promises; takes eight minutes
+    python -m benchmarks suite                       all measurements of `make bench`
     python -m benchmarks suite --cluster mock --only fire await
     python -m benchmarks run --scenario await --client aiokafka --cluster kafka --replicas 3
     python -m benchmarks micro                       import, start, idling, memory, append
     python -m benchmarks report                      tables and plots from the last results
-    python -m benchmarks.profile                     where the processor time goes
-    python -m benchmarks.instructions                instructions for each record (valgrind)
-    python -m benchmarks.calls                       Python calls of a lone send, by module
-    python -m benchmarks.bulk                        processor time of `send_many`, by form
-    python -m benchmarks.ways                        and by serializer, partitioner, hook, timeout
-    python -m benchmarks.transactions                transactions a second
+    python -m benchmarks.profile                     CPU time by kind of work (perf)
+    python -m benchmarks.instructions                instructions per record (valgrind)
+    python -m benchmarks.calls                       Python calls of a single send, by module
+    python -m benchmarks.bulk                        CPU time of `send_many`, by form of the call
+    python -m benchmarks.ways                        CPU time by serializer, partitioner, hook etc.
+    python -m benchmarks.transactions                transactions per second
 
-`run --help` lists every option of a single case.
+`run --help` lists the options of a single case.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 if `core` or `--check` found a missed target; 2 for a wrong
-    option."""
+    """Run a benchmark and return the exit status: 1 if `core` or `--check` found a missed target, 2
+    for a wrong option, otherwise 0."""
     chosen = build_parser().parse_args(arguments)
     try:
         status: int = chosen.main(chosen)

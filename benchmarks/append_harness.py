@@ -1,4 +1,4 @@
-"""The compiled append path alone: batches are opened and dropped, nothing is sent."""
+"""Runs only the compiled append path. Batches are opened and dropped, and nothing is sent."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class StillLoop:
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: Any = None
     ) -> None:
-        """Does nothing: callbacks are never run."""
+        """Do nothing, because callbacks are never run."""
 
 
 class AppendHarness:
     """One topic with an append path.
 
     Attributes:
-        batches: number of batches opened.
-        keep: keep all batches; otherwise only their handles do.
+        batches: number of opened batches.
+        keep: keep all batches alive. Otherwise a batch lives only as long as its handles.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AppendHarness:
         hooks: HookCalls | None = None,
         partitioner: Callable[..., int] | None = None,
     ) -> None:
-        # Only those methods of the loop are used that StillLoop has.
+        # The append path uses only the methods of a loop that StillLoop has.
         self.loop = cast(asyncio.AbstractEventLoop, StillLoop())
         self.batches = 0
         self.kept: list[BatchCore] = []

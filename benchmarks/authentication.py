@@ -1,11 +1,11 @@
-"""Measures how long authentication blocks the event loop, also with hostile brokers.
+"""Measures how long authentication blocks the event loop, even with hostile brokers.
 
     python -m benchmarks.authentication             20 rounds of every mechanism
-    python -m benchmarks.authentication --check     exit 1 if one held the loop for over 50 ms
+    python -m benchmarks.authentication --check     exit 1 if one blocked the loop for over 50 ms
 
-The brokers are scripted and run on the same loop, so their work counts too. Computations of a
-broker that would take much longer than those of the producer are left out. The lag is measured by a
-timer of 5 ms.
+The brokers are scripted and run on the same loop, so the results include their work. Brokers skip
+computations that would take much longer than those of the producer. A timer of 5 ms measures the
+lag.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USER, PASSWORD, TOKEN = "alice", "canary-password", "canary.token"
 
 
 class Lazy(ScramServer):
-    """A broker that asks for many iterations and computes nothing itself."""
+    """A broker that requests many SCRAM iterations but skips its own computation."""
 
     def _final(self, text: str) -> bytes:
         raise Refused("no")
@@ -80,7 +80,8 @@ CASES: Final[dict[str, tuple[str, Callable[[], Any], dict[str, Any]]]] = {
 async def authenticate(
     mechanism: str, server: Callable[[], Any], more: dict[str, Any], patience: float
 ) -> float:
-    """The worst lag in seconds from the first dial to the end of the first call."""
+    """Return the worst lag in seconds from the first connection attempt to the end of the first
+    call."""
     network = MemoryNetwork()
     broker = SaslBroker(network)
     broker.mechanisms[mechanism] = server
@@ -95,7 +96,7 @@ async def authenticate(
 
 
 async def idle() -> float:
-    """The lag of an idle loop within one second, which is the part of the machine."""
+    """Return the worst lag of an idle loop within one second, which the machine causes."""
     with LoopLag() as lag:
         await asyncio.sleep(1.0)
     return lag.worst
@@ -111,7 +112,7 @@ def main() -> int:
     control = [asyncio.run(idle()) for _ in range(chosen.rounds)]
     print(f"| none | {statistics.median(control) * 1000:.1f} | {max(control) * 1000:.1f} |")
     for name, (mechanism, server, more) in CASES.items():
-        patience = 5.0 if "000" in name else 0.2  # the honest ones only lack a topic
+        patience = 5.0 if "000" in name else 0.2  # shorter if only the topic is missing
         lags = [
             asyncio.run(authenticate(mechanism, server, more, patience))
             for _ in range(chosen.rounds)

@@ -1,4 +1,4 @@
-"""The clusters of the benchmarks: creates a topic for each run and counts its records."""
+"""The clusters of the benchmarks. They create a topic for each run and count its records."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Brokers(Protocol):
     servers: str
 
     def topic(self, case: Case) -> contextlib.AbstractContextManager[str]:
-        """A new topic for one run."""
+        """Create a new topic for one run."""
 
     def count(self, topic: str) -> int:
-        """Number of records in the topic, from the end offsets of its partitions."""
+        """Return the number of records in the topic, from the end offsets of its partitions."""
 
     def cpu_seconds(self) -> float | None:
-        """Processor time of all brokers since they were started; None if it is not known."""
+        """Return the CPU time of all brokers since their start, s, or None if it is unknown."""
 
 
 def new_name() -> str:
@@ -45,7 +45,7 @@ def new_name() -> str:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Processor time of running processes, all their threads; None without `/proc` (Linux)."""
+    """Return the CPU time of all threads of running processes, s, or None without `/proc`."""
     ticks = 0
     for pid in pids:
         try:
@@ -57,7 +57,7 @@ def cpu_seconds(pids: Iterable[int]) -> float | None:
 
 
 class MockBrokers:
-    """librdkafka's mock cluster in a separate process; nothing is written to a disk."""
+    """librdkafka's mock cluster in a separate process. It writes nothing to a disk."""
 
     def __init__(self) -> None:
         self.name = f"mock cluster of librdkafka, {NODES} brokers"
@@ -151,7 +151,7 @@ class KafkaBrokers:
 
 @contextlib.contextmanager
 def running(kind: str) -> Iterator[Brokers]:
-    """The cluster "mock" or "kafka" until the end of the block."""
+    """Run the cluster "mock" or "kafka" until the end of the block."""
     brokers = MockBrokers() if kind == "mock" else KafkaBrokers()
     try:
         yield brokers

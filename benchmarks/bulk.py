@@ -1,11 +1,11 @@
-"""Processor time of a record of `send_many`, by the form of the call and with serializers.
+"""Measures the CPU time per record of `send_many`, by the form of the call and the serializer.
 
     python -m benchmarks.bulk
     python -m benchmarks.bulk --records 200000
 
-A producer sends lists of records of 100 bytes to a broker in the same process that does almost
-nothing. The forms run alternately; each figure is the smallest of the rounds. "Alone" is the time
-of the serializers when they are called in a loop over the same values.
+A producer sends lists of records of 100 bytes to a broker in the same process that does almost no
+work. The forms run alternately, and each figure is the minimum of the rounds. "Alone" is the time
+of the serializer when it is called in a loop over the same values.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ Send = Callable[[Producer[Any, Any], list[Any]], Any]
 
 
 def by_column(producer: Producer[Any, Any], values: list[Any]) -> Any:
-    """One list of values."""
+    """Send one list of values."""
     return producer.send_many(TOPIC, values)
 
 
 def by_keyed_column(producer: Producer[Any, Any], values: list[Any]) -> Any:
-    """The values are the keys, too."""
+    """Send one list of values, which are also the keys."""
     return producer.send_many(TOPIC, values, keys=values)
 
 
 def by_records(producer: Producer[Any, Any], records: list[Any]) -> Any:
-    """A list of `ProducerRecord`."""
+    """Send a list of `ProducerRecord`."""
     return producer.send_many(records)
 
 
 def by_table(producer: Producer[Any, Any], tables: list[Any]) -> Any:
-    """A list that has one table."""
+    """Send the single table of a list."""
     return producer.send_table(TOPIC, tables[0])
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to send records; `serializer` is that of the values."""
+    """One way to send records. `serializer` is the value serializer."""
 
     name: str
     send: Send
@@ -62,7 +62,7 @@ class Form:
 
 
 def forms() -> list[Form]:
-    """All forms that can be measured here."""
+    """Return all forms that can be measured in this environment."""
 
     def encode(text: str) -> bytes:
         return text.encode()
@@ -98,7 +98,7 @@ def forms() -> list[Form]:
 
 
 async def once(form: Form, rows: list[Any]) -> float:
-    """Seconds of processor time for one call."""
+    """Return the CPU time of one call, s."""
     environment = NearbyBroker().environment()
     async with Producer(
         bootstrap_servers="nearby:9092", environment=environment, value_serializer=form.serializer
@@ -113,7 +113,7 @@ async def once(form: Form, rows: list[Any]) -> float:
 
 
 def alone(form: Form, rows: list[Any]) -> float:
-    """Seconds of processor time of the serializer."""
+    """Return the CPU time of the serializer alone, s."""
     serializer = form.serializer
     if serializer is None:
         return 0.0
@@ -129,7 +129,7 @@ def alone(form: Form, rows: list[Any]) -> float:
 
 
 def measure(records: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Microseconds per record, by form: of the call, and of its serializer alone."""
+    """Return the CPU time per record in µs by form: (the call, its serializer alone)."""
     calls: dict[str, list[float]] = {}
     serializers: dict[str, list[float]] = {}
     for _ in range(rounds):
@@ -144,8 +144,8 @@ def measure(records: int, rounds: int) -> dict[str, tuple[float, float]]:
 
 
 def verdicts(times: Mapping[str, tuple[float, float]]) -> list[Verdict]:
-    """Whether the forms keep the limits: less than 1 µs beyond the serializer, and 0.8 µs for
-    `ProducerRecord`s."""
+    """Check the limits of the forms: the call must take less than 1 µs more than the serializer, or
+    0.8 µs for `ProducerRecord`s."""
     made = []
     for name, (whole, own) in times.items():
         if name == "ProducerRecord" or own > 0:

@@ -1,11 +1,11 @@
-"""Compares callbacks and `asyncio.gather` of handles with those of plain futures, in one process.
+"""Compares callbacks and `asyncio.gather` on handles with the same on plain futures.
 
     python -m benchmarks.callbacks
     python -m benchmarks.callbacks --codec zstd
 
-The producer sends to a broker in the same process. Prints processor time per record, the fastest of
-several runs, and what a done callback, `on_delivery`, `gather` and `wait` cost relative to a future
-that is created, gets the same and is completed.
+The producer sends to a broker in the same process. The output is the CPU time per record (minimum
+of several runs), and the costs of a done callback, `on_delivery`, `gather` and `wait` relative to
+those of plain futures, which are also created and completed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VALUE: Final = b"v" * 100
 GROUP: Final = 6_000
-"""Records that are pending at the same time."""
+"""Number of records that are pending at the same time."""
 RECORDS: Final = 60_000
 RUNS: Final = 5
 
@@ -33,37 +33,37 @@ Case = Callable[["Producer[bytes, bytes]"], Awaitable[object]]
 
 
 def _ignore(*outcome: object) -> None:
-    """A callback that does nothing."""
+    """Do nothing, as a callback."""
 
 
 async def plain(producer: Producer[bytes, bytes]) -> None:
-    """Records without callbacks."""
+    """Submit records without callbacks."""
     for _ in range(GROUP):
         await producer.submit(TOPIC, VALUE)
     await producer.flush()
 
 
 async def done_callback(producer: Producer[bytes, bytes]) -> None:
-    """A done callback for each handle."""
+    """Submit records and add a done callback to each handle."""
     for _ in range(GROUP):
         (await producer.submit(TOPIC, VALUE)).add_done_callback(_ignore)
     await producer.flush()
 
 
 async def on_delivery(producer: Producer[bytes, bytes]) -> None:
-    """`submit(on_delivery=)`."""
+    """Submit records with `submit(on_delivery=)`."""
     for _ in range(GROUP):
         await producer.submit(TOPIC, VALUE, on_delivery=_ignore)
     await producer.flush()
 
 
 async def gather(producer: Producer[bytes, bytes]) -> None:
-    """`asyncio.gather` of all handles."""
+    """Await all handles with `asyncio.gather`."""
     await asyncio.gather(*[await producer.submit(TOPIC, VALUE) for _ in range(GROUP)])
 
 
 async def wait(producer: Producer[bytes, bytes]) -> None:
-    """`asyncio.wait` for all handles."""
+    """Await all handles with `asyncio.wait`."""
     handles: list[Any] = [await producer.submit(TOPIC, VALUE) for _ in range(GROUP)]
     await asyncio.wait(handles)
 
@@ -80,7 +80,7 @@ async def _complete(futures: list[asyncio.Future[None]]) -> None:
 
 
 async def future_callback(producer: Producer[bytes, bytes]) -> None:
-    """A callback for each future."""
+    """Add a done callback to each future."""
     futures = _futures()
     for future in futures:
         future.add_done_callback(_ignore)
@@ -89,7 +89,7 @@ async def future_callback(producer: Producer[bytes, bytes]) -> None:
 
 
 async def future_gather(producer: Producer[bytes, bytes]) -> None:
-    """`asyncio.gather` of futures."""
+    """Await futures with `asyncio.gather`."""
     futures = _futures()
     gathered = asyncio.gather(*futures)
     await _complete(futures)
@@ -97,7 +97,7 @@ async def future_gather(producer: Producer[bytes, bytes]) -> None:
 
 
 async def future_wait(producer: Producer[bytes, bytes]) -> None:
-    """`asyncio.wait` for futures."""
+    """Await futures with `asyncio.wait`."""
     futures = _futures()
     waiting = asyncio.ensure_future(asyncio.wait(futures))
     await _complete(futures)
@@ -110,7 +110,7 @@ CASES: Final[tuple[Case, ...]] = (
 
 
 async def measure(codec: str, records: int, runs: int) -> dict[str, float]:
-    """Microseconds of processor time per record, by the name of the case."""
+    """Return the CPU time per record in µs, by the name of the case."""
     from aiokprod import Producer, ProducerConfig
 
     best: dict[str, float] = {}
@@ -131,7 +131,7 @@ async def measure(codec: str, records: int, runs: int) -> dict[str, float]:
 
 
 def ratios(times: Mapping[str, float]) -> dict[str, float]:
-    """Costs relative to plain futures."""
+    """Return the costs relative to plain futures."""
     return {
         "done callback": (times["done_callback"] - times["plain"]) / times["future_callback"],
         "on_delivery": (times["on_delivery"] - times["plain"]) / times["future_callback"],
@@ -144,7 +144,7 @@ LIMITS: Final = {"done callback": 0.3, "on_delivery": 0.2, "gather": 0.9}
 
 
 def verdicts(codec: str, times: Mapping[str, float]) -> list[Verdict]:
-    """Whether the costs relative to plain futures keep their limits."""
+    """Check the limits of the costs relative to plain futures."""
     found = ratios(times)
     return [
         Verdict(f"{name}, {codec}", f"≤ {most:g} of plain futures", f"{found[name]:.2f}",

@@ -1,12 +1,12 @@
-"""Python calls of one lone `await producer.send()`, listed by module.
+"""Counts the Python calls of a single `await producer.send()`, by module.
 
     python -m benchmarks.calls
     python -m benchmarks.calls --trace      # every call, in order
 
 An idempotent producer sends records one after the other to a broker in the same process. Once the
 producer is warm, the calls of this package's Python functions for one record are counted. A resumed
-coroutine counts as a call; compiled functions and generated ones (dataclasses) do not. The number
-does not depend on the machine. Before Python 3.12 a comprehension counts as a separate call.
+coroutine counts as a call. Compiled and generated functions (dataclasses) do not count. The number
+does not depend on the machine. Before Python 3.12, a comprehension counts as a separate call.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WARM_UP: Final = 50
 
 
 class Call(NamedTuple):
-    """One call: the module's path within the package, and the function."""
+    """One call: the path of the module within the package, and the name of the function."""
 
     module: str
     function: str
 
 
 def lone_send() -> list[Call]:
-    """The calls of one `await producer.send()` of a warm producer, in order."""
+    """Return the calls of one `await producer.send()` of a warm producer, in order."""
     import aiokprod
     from benchmarks.loopback_broker import TOPIC, NearbyBroker
 

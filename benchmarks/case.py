@@ -1,7 +1,7 @@
-"""`Case`: one measurement described by values, and the command-line options that make one.
+"""`Case`: the description of one measurement, and the command-line options that define it.
 
-A case says what is sent, by which client, and to what kind of cluster. It is passed as JSON to the
-worker process and stored in the results. Brokers and clients appear only by name.
+A case describes the records, the client and the kind of cluster. It is passed as JSON to the worker
+process and stored in the results. Brokers and clients appear only by name.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ _LIMITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured.
+    """The description of one measurement.
 
     Attributes:
-        records: largest number of records, without those of the warm-up; fewer are sent if
-            `seconds` pass before.
-        seconds: time limit for sending, s; the outcomes of the records sent are awaited anyway.
-        tasks: asyncio tasks that share the records.
-        size: bytes of a value, 10 to 1 000 000.
-        keyed: records have keys of 16 bytes, 10 000 different ones.
+        records: maximum number of records, without the warm-up. Fewer records are sent if
+            `seconds` is exceeded first.
+        seconds: time limit for sending, s. The outcomes of the sent records are always awaited.
+        tasks: number of asyncio tasks that share the records.
+        size: size of a value in bytes, 10 to 1 000 000.
+        keyed: True if records have keys of 16 bytes, with 10 000 different keys.
         headers: number of headers of a record, 8 + 16 bytes each.
         partitions: number of partitions of the topic.
-        topics: number of topics in the cluster, including the one that is used.
-        replicas: replicas of each partition; 3 means min.insync.replicas=2.
-        settle: how the outcomes of "fire" are awaited: each handle, all by `gather`, by `flush`
-            alone, by a done callback of every handle, or by a function that is passed to the call
+        topics: number of topics in the cluster, including the topic that is used.
+        replicas: number of replicas of each partition. 3 means min.insync.replicas=2.
+        settle: how the outcomes of "fire" are awaited: each handle, all by `gather`, only by
+            `flush`, by a done callback of every handle, or by a function that is passed to the call
             (`on_delivery`). For confluent-kafka and Java, "callback" is such a function.
-        serializer: what the client is given as serializer of the values: nothing (they are bytes),
-            a lambda that encodes str, or one that calls `json.dumps` or `orjson.dumps` with a dict;
-            Java: StringSerializer, or Jackson with a map.
-        partitioner: "default" is that of the client; "callable" a function that returns 0.
+        serializer: the client's value serializer: none (the values are bytes), a lambda that
+            encodes str, or a lambda that calls `json.dumps` or `orjson.dumps` with a dict. Java:
+            StringSerializer, or Jackson with a map.
+        partitioner: "default" is the client's default, "callable" is a function that returns 0.
         hook: an interceptor or a plug-in that does nothing.
         buffer: the type of values that are bytes.
-        timeout: limit of each `send` of "await", s; 0 for none. Of a client without such an
-            argument, `asyncio.wait_for` is used.
+        timeout: timeout of each `send` of "await", s. 0 means no timeout. Clients without such an
+            argument use `asyncio.wait_for`.
         rate: records per second of the scenario "paced".
         loop: "uvloop" or "asyncio".
     """
@@ -173,7 +173,7 @@ _OF_PARTITIONER: Final = {
 
 
 def is_way(case: Case) -> bool:
-    """True if the client calls objects of the user for a record."""
+    """Return True if the client calls the user's objects for each record."""
     return (
         case.serializer != "none"
         or case.partitioner != "default"
@@ -183,7 +183,7 @@ def is_way(case: Case) -> bool:
 
 
 def unable(case: Case) -> str:
-    """Why this client cannot do this case; empty if it can."""
+    """Return why this client cannot run this case, or an empty text if it can."""
     if case.scenario not in _SCENARIOS_OF[case.client]:
         return f"its scenarios are {', '.join(_SCENARIOS_OF[case.client])}"
     family = case.client.split("-")[0]
@@ -253,7 +253,7 @@ def add_options(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) -> No
 
 
 def from_options(chosen: argparse.Namespace, **fixed: Any) -> Case:
-    """The case for parsed options. Raises ValueError with the field, the value and the fix."""
+    """Return the case for parsed options. Raises ValueError with the field, value and fix."""
     names = {field.name for field in dataclasses.fields(Case)}
     values = {name: value for name, value in vars(chosen).items() if name in names}
     return Case(**(values | fixed))

@@ -1,7 +1,7 @@
-"""What `make bench` measures: groups of cases by cluster, each for one target.
+"""The measurements of `make bench`: groups of cases by cluster, each for one target.
 
-Sizes are chosen so that the mock groups and the real groups take about a quarter of an hour each on
-two cores; `full` adds more points to every curve.
+With these sizes, the groups of the mock cluster and of the real cluster take about a quarter of an
+hour each on two cores. `full` adds more points to every curve.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from benchmarks.runner import Group
 MAIN_RUNS: Final = 5
 CURVE_RUNS: Final = 3
 
-# The time limit ends the runs of slow clients. These limits end those of fast clients before the
-# handles need too much memory.
+# The time limit ends the runs of slow clients. The numbers of records end the runs of fast clients
+# before their handles need too much memory.
 FIRE: Final = Case(scenario="fire", records=2_000_000)
 AWAIT: Final = Case(scenario="await", tasks=64, records=1_000_000)
 BULK: Final = Case(scenario="bulk", records=20_000_000)
@@ -45,7 +45,7 @@ BULK_CLIENTS: Final = ("aiokprod", "aiokafka-tuned", "confluent", "blaster")
 
 
 def by_client(base: Case, clients: tuple[str, ...], **changes: Any) -> dict[str, Case]:
-    """One case for each client; Java and Go only on real brokers."""
+    """Return one case for each client. Java and Go run only on real brokers."""
     cases = {}
     for client in clients:
         more = dict(changes)
@@ -58,7 +58,7 @@ def by_client(base: Case, clients: tuple[str, ...], **changes: Any) -> dict[str,
 
 
 def groups(cluster: str, full: bool = False) -> list[Group]:
-    """The groups of "mock" or "kafka", in the order they run."""
+    """Return the groups of "mock" or "kafka", in the order of their runs."""
     return _mock(full) if cluster == "mock" else _kafka(full)
 
 
@@ -147,7 +147,7 @@ def _tasks(full: bool) -> dict[str, Case]:
     base = FIRE.with_(partitions=1)
     cases = {f"aiokprod, {n:,} tasks": base.with_(tasks=n) for n in counts}
     for n in counts:
-        if n <= 1_000:  # with 10 000, each of its tasks wakes all others: it runs into timeouts
+        if n <= 1_000:  # with 10 000 tasks, each task wakes all others, and requests time out
             peer = base.with_(client="aiokafka-tuned", tasks=n, records=100_000)
             cases[f"aiokafka-tuned, {n:,} tasks"] = peer
     for n in (1_000, 10_000):
@@ -172,7 +172,7 @@ def _partitions(full: bool) -> dict[str, Case]:
 
 def _topics(counts: tuple[int, ...]) -> dict[str, Case]:
     cases = {}
-    for n in counts:  # ascending: the cluster keeps the topics
+    for n in counts:  # in ascending order, because the cluster keeps the topics
         cases[f"submit, {n:,} topics"] = FIRE.with_(topics=n)
         cases[f"64 tasks, {n:,} topics"] = AWAIT.with_(topics=n)
     return cases
@@ -224,9 +224,9 @@ def _acks(base: Case) -> dict[str, Case]:
 
 
 def _ways(base: Case, only: str = "") -> dict[str, Case]:
-    """How applications send, for every client that can do it. confluent-kafka and Java have a
-    function for every record in any case, so they have no other ways to settle. `only`: the ways
-    that this client has, too."""
+    """Return a case for each way in which applications send, and each client that supports it.
+    confluent-kafka and Java always pass a function with every record, so they have only one way to
+    await outcomes. `only` selects the ways that this client supports too."""
     cases = {}
     for way, (changes, clients) in _WAYS.items():
         if only and only not in clients:
@@ -265,7 +265,7 @@ _WAYS: Final[Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]]] = {
 
 
 def _awaited_ways(base: Case) -> dict[str, Case]:
-    """64 tasks with a serializer, and with a timeout of each call."""
+    """Return cases of 64 tasks with a serializer, and with a timeout of each call."""
     ways = {
         "plain": base,
         "timeout": base.with_(timeout=5.0),
@@ -288,6 +288,6 @@ def _load(base: Case, full: bool) -> dict[str, Case]:
     for rate in rates if full else rates[::2]:
         paced = base.with_(scenario="paced", tasks=1, rate=rate, seconds=2.0)
         for client in ("aiokprod", "aiokafka", "confluent-aio-tuned"):
-            if client == "aiokprod" or rate <= 20_000:  # beyond, a queue grows without end
+            if client == "aiokprod" or rate <= 20_000:  # at higher rates, other clients fall behind
                 cases[f"{client}, {rate:,}/s"] = paced.with_(client=client)
     return cases

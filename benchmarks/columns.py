@@ -1,16 +1,16 @@
-"""Arrow columns to record batches: rows per second of one core, beside a plain copy of the bytes.
+"""Measures the encoding of Arrow columns, in rows per second of one core, against a plain copy.
 
     python -m benchmarks.columns                 encode only, then `send_table` to the mock cluster
     python -m benchmarks.columns --check         exit 1 unless the promise below holds
-    python -m benchmarks.columns --encode-only   no cluster, no extra packages but pyarrow
+    python -m benchmarks.columns --encode-only   needs no cluster, and no extra package but pyarrow
 
-Encode only: the compiled row loop with Kafka's partitioner. Batches get a header with CRC-32C and
-are dropped; there is no network. The variants run alternately, and the result is the median of the
-runs. The copy is one `memcpy` of the same keys and values, that is, the rate that memory allows
-without any encoding. Encoding is measured in CPU time, `send_table` in wall-clock time.
+"Encode only" runs the compiled row loop with Kafka's partitioner. Batches get a header with CRC-32C
+and are dropped, without any network. The variants run alternately, and the result is the median of
+the runs. The copy is one `memcpy` of the same keys and values, which is the rate that the memory
+allows without encoding. Encoding is measured in CPU time, `send_table` in wall-clock time.
 
-Promise: 16-byte keys and 100-byte values without compression, ≥ 20 M rows/s, or at least half the
-rate of the copy.
+Promise: with 16-byte keys and 100-byte values, uncompressed, at least 20 M rows/s or half the rate
+of the copy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NAMES: dict[str, str | None] = {role: role for role in ROLES}
 
 
 class Press:
-    """An append path whose full batches are sealed, get a header and are dropped."""
+    """An append path that seals full batches, adds a header and drops them."""
 
     def __init__(self, partitions: int, batch_size: int) -> None:
         self.limit = batch_size - HEADER_SIZE
@@ -68,13 +68,13 @@ class Press:
         self.topic.slots.extend(PartitionSlot("t", number) for number in range(partitions))
 
     async def refuse(self, *fields: Any) -> Any:
-        """Not called: no row of these tables needs the slow path."""
+        """Fail, because no row of these tables needs the slow path."""
         raise AssertionError(fields)
 
     def open_new_batch(
         self, topic: TopicSlot, partition: int, size: int, permit: object
     ) -> PartitionSlot:
-        """Seal the full batch and open another one."""
+        """Seal the full batch and open another batch."""
         if partition < 0:
             partition = topic.sticky = (topic.sticky + 1) % len(topic.slots)
             topic.sticky_bytes = 0
@@ -85,7 +85,7 @@ class Press:
         return slot
 
     def seal(self, slot: PartitionSlot) -> None:
-        """Make the bytes as they would be sent."""
+        """Create the bytes as they would be sent."""
         core = slot.core
         assert core is not None, "only called with an open batch"
         payload = core.finish()
@@ -107,7 +107,7 @@ class Press:
 
 
 def make_table(rows: int, *, keys: bool = True, headers: bool = False) -> Any:
-    """A table of incompressible keys and values of the sizes above."""
+    """Return a table of incompressible keys and values of `KEY_BYTES` and `VALUE_BYTES`."""
     import numpy as np
     import pyarrow as pa
 
@@ -132,7 +132,7 @@ def make_table(rows: int, *, keys: bool = True, headers: bool = False) -> Any:
 
 
 def bound(table: Any) -> Chunk:
-    """The only chunk of a record batch, bound to its columns."""
+    """Return the only chunk of a record batch, bound to its columns."""
     stream = open_table(table)
     chunk = stream.next()
     assert chunk is not None, "a record batch is one chunk"
@@ -142,7 +142,7 @@ def bound(table: Any) -> Chunk:
 
 @dataclass
 class Variant:
-    """An operation on all rows, with the measured rates."""
+    """An operation on all rows, and its measured rates."""
 
     title: str
     work: Callable[[], None]
@@ -154,7 +154,7 @@ class Variant:
 
 
 def copy_of(rows: int) -> Callable[[], None]:
-    """`memcpy` of the bytes of all keys and values into an existing buffer."""
+    """Return a function that copies the bytes of all keys and values into an existing buffer."""
     source = bytes(rows * (KEY_BYTES + VALUE_BYTES))
     target = memoryview(bytearray(len(source)))
 
@@ -165,7 +165,7 @@ def copy_of(rows: int) -> Callable[[], None]:
 
 
 async def encode_only(rows: int, runs: int, batch_size: int) -> tuple[float, float]:
-    """Print a table; returns the rates of the promised variant and of the copy."""
+    """Print a table of rates. Return the rates of the promised variant and of the copy."""
     variants = []
     for title, options in (
         ("16 B key + 100 B value", {}),
@@ -195,7 +195,7 @@ async def encode_only(rows: int, runs: int, batch_size: int) -> tuple[float, flo
 
 
 async def to_mock_cluster(rows: int, total: int, batch_size: int) -> None:
-    """`send_table` of `total` rows to librdkafka's mock cluster; prints the rate and the lag."""
+    """Send `total` rows to librdkafka's mock cluster by `send_table`. Print the rate and lag."""
     import pyarrow as pa
 
     batch = make_table(rows)
@@ -221,8 +221,8 @@ async def to_mock_cluster(rows: int, total: int, batch_size: int) -> None:
 
 
 async def watch_lag(lags: list[tuple[float, float]]) -> None:
-    """Measure an iteration of the event loop every few milliseconds, in seconds of wall-clock time
-    and of the thread's CPU time, which does not include other processes."""
+    """Measure an iteration of the event loop every few milliseconds. Append its wall-clock time and
+    the thread's CPU time, which does not include other processes, s."""
     loop = asyncio.get_running_loop()
     while True:
         asked, cpu = loop.time(), time.thread_time()

@@ -1,12 +1,12 @@
-"""Processor time of compatible producers beside the originals, on the mock brokers.
+"""Compares the CPU time of compatible producers with that of the originals, on the mock brokers.
 
     python -m benchmarks.compat [--records 100000] [--rounds 5] [--check]
 
-`AIOKafkaProducer.send` of aiokafka and of `aiokprod.compat.aiokafka` (each future awaited at the
-end), `Producer.submit`, and FastStream's `publish` and `publish_batch` with either producer. All
-run in one process, alternating; figures are medians, with the range. `--check` fails unless `send`
-costs at most 1.5 us more than `submit` and at most a quarter of aiokafka's, `publish` is 1.5 times
-and `publish_batch` 3 times as fast as over aiokafka.
+The cases are `AIOKafkaProducer.send` of aiokafka and of `aiokprod.compat.aiokafka` (each future is
+awaited at the end), `Producer.submit`, and FastStream's `publish` and `publish_batch` with either
+producer. They run alternately in one process. The figures are medians, with the range. `--check`
+fails unless `send` costs at most 1.5 us more than `submit` and a quarter of aiokafka's `send`, and
+`publish` is 1.5 times and `publish_batch` 3 times as fast as with aiokafka.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ async def _publish(broker: KafkaBroker, records: int) -> None:
 
 
 async def _publish_batch(broker: KafkaBroker, records: int) -> None:
-    bodies = [VALUE[:10]] * WINDOW  # aiokafka's batch of 16 KiB does not hold 1000 of 100 bytes
+    bodies = [VALUE[:10]] * WINDOW  # 1000 values of 100 bytes do not fit into aiokafka's batch
     for _ in range(records // WINDOW):
         await broker.publish_batch(*bodies, topic=TOPIC)
 
 
 async def measure(servers: list[str], records: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds of CPU for a record by case, one figure a round."""
+    """Return the CPU time per record in µs by case, with one figure per round."""
     native = Producer[bytes, bytes](bootstrap_servers=servers)
     ours = AIOKafkaProducer(bootstrap_servers=servers)
     theirs = aiokafka.AIOKafkaProducer(
         bootstrap_servers=servers, acks="all", enable_idempotence=True
     )
-    # The largest batch that aiokafka can send: `publish_batch` of 1000 has to fit.
+    # `publish_batch` of 1000 records must fit, so use the largest batch that aiokafka can send.
     options: dict[str, Any] = {"logger": None, "max_batch_size": 900_000, "acks": "all"}
     over_ours = use_aiokprod(KafkaBroker(servers, **options))
     over_theirs = KafkaBroker(servers, **options)
@@ -86,7 +86,7 @@ async def measure(servers: list[str], records: int, rounds: int) -> dict[str, li
             await work()
             spent = time.process_time() - began
             count = records // 4 if name.startswith("publish,") else records
-            if round_number:  # the first one warms up
+            if round_number:  # the first round is the warm-up
                 figures[name].append(spent / count * 1e6)
     await native.close()
     await ours.stop()
@@ -97,7 +97,7 @@ async def measure(servers: list[str], records: int, rounds: int) -> dict[str, li
 
 
 def main() -> int:
-    """The exit code: 1 if a check failed."""
+    """Run the benchmark. Return the exit status, which is 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)

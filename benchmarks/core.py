@@ -1,16 +1,16 @@
-"""Checks what the producer promises on the mock cluster and on three real nodes; takes eight
-minutes.
+"""Checks the producer's promises on the mock cluster and on three real nodes, in eight minutes.
 
     python -m benchmarks core            both clusters (`make bench-core`)
     python -m benchmarks core --cluster mock
 
-All producers have default settings and are idempotent with acks=all; topics on the real nodes have
+All producers have default settings and are idempotent with acks=all. Topics on the real nodes have
 replication factor 3 and min.insync.replicas=2. The clients run alternately. aiokafka runs with its
-defaults and with tuned settings, and the faster of both counts. The exit status is 1 if a promise
-is broken, or cannot be checked because another client failed.
+defaults and with tuned settings, and the faster of the two counts. The exit status is 1 if a
+promise is broken, or cannot be checked because another client failed.
 
-With the mock cluster also: serializers and callbacks beside aiokafka and confluent-kafka, and in
-this process the limits of `benchmarks.ways`, `benchmarks.callbacks` and `benchmarks.bulk`.
+The mock cluster is also used to compare serializers and callbacks with aiokafka and
+confluent-kafka. The limits of `benchmarks.ways`, `benchmarks.callbacks` and `benchmarks.bulk` are
+checked in this process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def groups(cluster: str, seconds: float = SECONDS) -> list[Group]:
-    """The groups of the catalogue for the promises, without other clients."""
+    """Return the groups of the catalogue that have a promise, with only the clients in it."""
     found = {group.name: group for group in catalogue.groups(cluster)}
     return [
         Group(
@@ -69,7 +69,7 @@ def groups(cluster: str, seconds: float = SECONDS) -> list[Group]:
 
 
 def ways_group(seconds: float = SECONDS) -> Group:
-    """The ways of the catalogue about which there is a promise."""
+    """Return the group of those ways in the catalogue that have a promise."""
     found = next(group for group in catalogue.groups("mock") if group.name == "ways")
     labels = [
         f"{client}, {way}"
@@ -85,7 +85,7 @@ def ways_group(seconds: float = SECONDS) -> Group:
 
 
 def in_this_process() -> list[Verdict]:
-    """The limits of the ways that need no other client."""
+    """Check the limits that need no other client."""
     found = ways.ways()
     verdicts = ways.verdicts(found, asyncio.run(ways.measure(found, ways.ROUNDS)), ways.ROUNDS)
     for codec in CODECS:
@@ -95,14 +95,14 @@ def in_this_process() -> list[Verdict]:
 
 
 def judge(group: str, summaries: Summaries) -> Verdict:
-    """The verdict on the promise of `group`; `summaries` by label."""
+    """Return the verdict on the promise of `group`. `summaries` contains the results by label."""
     scenario, _, replicas = group.partition("-rf")
     where = f"RF {replicas}, three nodes" if replicas else "mock"
     return _JUDGES[scenario](where, {k: s for k, s in summaries.items() if s.runs})
 
 
 def _rates(scenario: str, times: float) -> Callable[[str, Summaries], Verdict]:
-    """A function that compares records per second with those of the faster aiokafka."""
+    """Return a function that compares records per second with the faster aiokafka client."""
 
     def found(where: str, summaries: Summaries) -> Verdict:
         name, promise = f"{scenario}, {where}", f"≥ {times:g} times aiokafka"
@@ -125,7 +125,7 @@ def _rates(scenario: str, times: float) -> Callable[[str, Summaries], Verdict]:
 
 
 def _lone(where: str, summaries: Summaries) -> Verdict:
-    """Compares the p50 of a lone record with that of sequential Produce requests."""
+    """Compare the p50 of a single record in flight with the p50 of sequential Produce requests."""
     name, promise = f"1 task `await send()`, {where}", f"p50 ≤ bare Produce + {LONE_MS:g} ms"
     ours, bare = summaries.get("aiokprod"), summaries.get("round-trip")
     if ours is None or bare is None:
@@ -151,14 +151,14 @@ def _ms(latency: Spread) -> str:
 
 
 def line(verdict: Verdict) -> str:
-    """`kept` or `BROKEN`, and the figures: medians (slowest to fastest run)."""
+    """Return a line with `kept` or `BROKEN` and the figures: medians (slowest to fastest run)."""
     word = {True: "kept  ", False: "BROKEN", None: "NOT JUDGED"}[verdict.reached]
     return f"{word} {verdict.scenario}: {verdict.target}: {verdict.figure}"
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measure and print; returns 1 unless every promise is kept. Raises RecordsMissing if a run of
-    aiokprod loses or duplicates a record."""
+    """Measure and print. Return 1 unless every promise is kept, otherwise 0. Raises RecordsMissing
+    if a run of aiokprod loses or duplicates a record."""
     if chosen.runs < 1:
         raise ValueError(f"runs={chosen.runs}: at least one")
     verdicts: list[Verdict] = []

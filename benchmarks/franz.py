@@ -1,5 +1,5 @@
-"""franz-go, the Go client (`kgo`), as a client of the benchmarks: a program in `benchmarks/franz`
-that sends the records of a case."""
+"""franz-go, the Go client (`kgo`), as a client of the benchmarks. The program in `benchmarks/franz`
+sends the records of a case."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TIMEOUT: Final = 300.0
 BATCH_BYTES: Final = 131_072
 LINGER_MS: Final = 5
 MAX_BUFFERED: Final = 1_000_000
-"""Records that may wait in the client. With franz-go's default of 10 000, `Produce` blocks most of
-the time; aiokprod's limit is the 64 MiB of `buffer_memory`."""
+"""Number of records that may wait in the client. With franz-go's default of 10 000, `Produce`
+blocks most of the time. aiokprod's limit is the 64 MiB of `buffer_memory`."""
 
 
 def measure(
     servers: str, topic: str, case: Case, payloads: Payloads, warm_up: int, warm_up_seconds: float
 ) -> dict[str, Any]:
-    """Run the program; the figures are those of the records after the warm-up.
+    """Run the program and return the figures of the records after the warm-up.
 
-    Besides the figures of the Python clients, the result contains the numbers of Produce `requests`
-    and record `batches` and the `bytes_sent` with them.
+    In addition to the figures of the Python clients, the result contains the numbers of Produce
+    `requests`, of record `batches`, and of `bytes_sent`.
 
-    Raises RuntimeError with its output if it failed, MissingTool without Go.
+    Raises RuntimeError with the program's output if it failed, MissingTool without Go.
     """
     job = {
         "servers": servers.split(","),

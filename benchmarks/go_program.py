@@ -1,5 +1,5 @@
-"""Builds the Go programs of benchmarks and tests from the Go module proxy, once per state of their
-source, into the same per-user cache as the jars of real brokers."""
+"""Builds the Go programs of benchmarks and tests, with modules from the Go module proxy. Each state
+of the source is built once, into the per-user cache that also stores the jars of real brokers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BUILD_TIMEOUT: Final = 900.0
 
 
 def executable(source: Path) -> Path:
-    """Path of the program whose `main.go`, `go.mod` and `go.sum` are in the folder `source`.
+    """Return the path of the program whose `main.go`, `go.mod` and `go.sum` are in `source`.
 
-    Raises MissingTool without Go, RuntimeError with the compiler's output if it does not build.
+    Raises MissingTool without Go, RuntimeError with the compiler's output if the build fails.
     """
     name = source.name
     files = [*sorted(source.glob("*.go")), source / "go.mod", source / "go.sum"]

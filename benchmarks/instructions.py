@@ -3,10 +3,11 @@
     python -m benchmarks.instructions
     python -m benchmarks.instructions --only request batch --calls    # needs no valgrind
 
-Runs the compiled append path, and a whole producer with a broker in the same process that does
-almost nothing, under `valgrind --tool=callgrind`, with few and with many records (or requests). The
-difference divided by the number is the cost of one, including the interpreter for Python code.
-`--calls` counts calls of this package's Python functions instead.
+The benchmark runs the compiled append path, and a whole producer with a broker in the same process
+that does almost no work, under `valgrind --tool=callgrind`. Each case runs with few and with many
+records (or requests). The difference of the two runs, divided by the difference of the numbers, is
+the cost of a record, including the interpreter for Python code. `--calls` counts calls of this
+package's Python functions instead.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ VALUE: Final = b"v" * 100
 
 
 def _keys(count: int) -> list[bytes]:
-    """The same number of keys for few records as for many, so that making them is not measured."""
+    """Return `count` keys. The number of key objects is the same for few and for many records, so
+    that their creation is not measured."""
     made = [b"customer-%07d" % number for number in range(10_000)]
     return (made * (count // len(made) + 1))[:count]
 
@@ -58,7 +60,7 @@ def keyed_column(count: int) -> None:
 
 
 def bytearray_column(count: int) -> None:
-    """Append a column of bytearrays; the same object, so that making them is not measured."""
+    """Append a column that repeats one bytearray, so that its creation is not measured."""
     from aiokprod._client.record_serializers import RecordSerializers
     from benchmarks.append_harness import AppendHarness
 
@@ -67,7 +69,7 @@ def bytearray_column(count: int) -> None:
 
 
 def serialized_column(count: int) -> None:
-    """Append a column with a compiled serializer that does nothing but return its bytes."""
+    """Append a column with a compiled serializer that only returns its bytes."""
     from aiokprod._client.record_serializers import RecordSerializers
     from benchmarks.append_harness import AppendHarness
 
@@ -76,7 +78,7 @@ def serialized_column(count: int) -> None:
 
 
 def records(count: int) -> None:
-    """Append a list of `ProducerRecord`; the same object, so that making them is not measured."""
+    """Append a list that repeats one `ProducerRecord`, so that its creation is not measured."""
     from aiokprod.records import ProducerRecord
     from benchmarks.append_harness import TOPIC, AppendHarness
 
@@ -84,7 +86,7 @@ def records(count: int) -> None:
 
 
 def submit(count: int) -> None:
-    """`await submit()` in a loop, including the interpreter."""
+    """Call `await submit()` in a loop. The result includes the interpreter."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     call = AppendHarness(3).appender.submit
@@ -97,7 +99,7 @@ def submit(count: int) -> None:
 
 
 def text_by_caller(count: int) -> None:
-    """`await submit(encode(text))` in a loop."""
+    """Call `await submit(encode(text))` in a loop."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     call = AppendHarness(3).appender.submit
@@ -110,7 +112,7 @@ def text_by_caller(count: int) -> None:
 
 
 def text(count: int) -> None:
-    """The same with the function as serializer."""
+    """Do the same as `text_by_caller`, with the function as serializer."""
     _submit_serialized(count, TEXT, ENCODE)
 
 
@@ -120,7 +122,7 @@ DOCUMENT: Final = {"id": 7, "name": "customer-0000007", "items": [1, 2, 3], "pri
 
 
 def orjson_by_caller(count: int) -> None:
-    """`await submit(orjson.dumps())` in a loop."""
+    """Call `await submit(orjson.dumps())` in a loop."""
     import orjson
 
     from benchmarks.append_harness import TOPIC, AppendHarness
@@ -135,7 +137,7 @@ def orjson_by_caller(count: int) -> None:
 
 
 def orjson_dumps(count: int) -> None:
-    """The same with `orjson.dumps` as serializer."""
+    """Do the same as `orjson_by_caller`, with `orjson.dumps` as serializer."""
     import orjson
 
     _submit_serialized(count, DOCUMENT, orjson.dumps)
@@ -169,7 +171,7 @@ def _without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> None:
-    """`try_submit`'s append with user code, and the batches' acknowledgment."""
+    """Append with user code, as `try_submit` does, and acknowledge the batches."""
     from aiokprod._client.record_hooks import RecordHooks
     from aiokprod._client.record_serializers import RecordSerializers
     from aiokprod.interceptors import InterceptorChain
@@ -190,24 +192,24 @@ def _with_hooks(count: int, *, intercepted: bool = False, **options: Any) -> Non
 
 
 def partitioned(count: int) -> None:
-    """A callable as partitioner."""
+    """Append with a callable as partitioner."""
     _with_hooks(count, partitioner=lambda *arguments: 0)
 
 
 def intercepted(count: int) -> None:
-    """An interceptor that does nothing."""
+    """Append with an interceptor that does nothing."""
     _with_hooks(count, intercepted=True)
 
 
 def plugged(count: int) -> None:
-    """A plug-in that does nothing."""
+    """Append with a plug-in that does nothing."""
     from benchmarks.clients.ours import NothingDone
 
     _with_hooks(count, plugins=(NothingDone(),))
 
 
 def settled(count: int) -> None:
-    """`try_submit`'s append, the batch's acknowledgment, and the result of each handle."""
+    """Append as `try_submit` does, acknowledge the batch, and read the result of each handle."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     harness = AppendHarness(1, keep=True)
@@ -223,7 +225,7 @@ def settled(count: int) -> None:
 
 
 def request(count: int) -> None:
-    """`await send()`, one record after the other: open, send, respond, complete."""
+    """Call `await send()`, one record after the other. Each record needs a batch and a request."""
     from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
@@ -234,17 +236,17 @@ def request(count: int) -> None:
 
 
 def crowd(count: int) -> None:
-    """`count` records of 64 tasks, each of which awaits one `send()` after the other."""
+    """Send `count` records from 64 tasks, each of which awaits one `send()` after the other."""
     _crowd(count, VALUE)
 
 
 def crowd_within(count: int) -> None:
-    """The same with `send(timeout=5)`."""
+    """Do the same as `crowd`, with `send(timeout=5)`."""
     _crowd(count, VALUE, timeout=5)
 
 
 def crowd_serialized(count: int) -> None:
-    """The same with a serializer for text."""
+    """Do the same as `crowd`, with a serializer for text."""
     _crowd(count, VALUE.decode(), value_serializer=lambda text: text.encode())
 
 
@@ -269,7 +271,7 @@ def _crowd(count: int, value: Any, *, timeout: float | None = None, **settings: 
 
 
 def batch(count: int) -> None:
-    """`send_many` of `count` times 128 KiB, including appending and checksums."""
+    """Send `count` times 128 KiB by `send_many`, including the append and the checksums."""
     from benchmarks.loopback_broker import TOPIC
 
     async def run(producer: Producer[bytes, bytes]) -> None:
@@ -349,7 +351,7 @@ WORDS: Final = {
 
 
 def count(name: str, records: int) -> int:
-    """Instructions of a whole process. Raises RuntimeError with the output of valgrind."""
+    """Return the instructions of a whole process. Raises RuntimeError with valgrind's output."""
     done = subprocess.run(
         ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
          sys.executable, "-m", "benchmarks.instructions", "--inside", name, str(records)],
@@ -363,7 +365,7 @@ def count(name: str, records: int) -> int:
 
 
 def calls(name: str, records: int) -> int:
-    """Calls of Python functions of this package in a whole run in this process."""
+    """Return the number of calls of this package's Python functions in a run in this process."""
     import aiokprod
 
     root = os.path.dirname(aiokprod.__file__)
@@ -382,7 +384,7 @@ def calls(name: str, records: int) -> int:
 
 
 def each(name: str, counter: Callable[[str, int], int]) -> float:
-    """The cost of one more record or request."""
+    """Return the cost of an additional record or request."""
     few, many = (FEW_REQUESTS, MANY_REQUESTS) if name in OF_REQUESTS else (FEW, MANY)
     return (counter(name, many) - counter(name, few)) / (many - few)
 

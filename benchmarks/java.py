@@ -1,5 +1,6 @@
-"""The Java producer, from the jars the brokers run: Java's own benchmark `ProducerPerformance`, and
-`ProduceRate.java` for serializers, callbacks, partitioners and interceptors, which that has not."""
+"""The Java producer, from the same jars as the brokers. It runs Kafka's benchmark
+`ProducerPerformance`, or `ProduceRate.java` for serializers, callbacks, partitioners and
+interceptors, which `ProducerPerformance` does not support."""
 
 from __future__ import annotations
 
@@ -26,9 +27,10 @@ _LINE: Final = re.compile(r"(\d+)(?: steady state)? records sent, ([\d.]+) recor
 def measure(
     servers: str, topic: str, case: Case, payloads: Payloads, warm_up: int
 ) -> dict[str, Any]:
-    """Run one of the two; the rate is the one that it reports for the records after the warm-up.
+    """Run one of the two programs, and return the rate that it reports for the records after the
+    warm-up.
 
-    Raises RuntimeError with its output if it failed, MissingTool without Java.
+    Raises RuntimeError with the program's output if it failed, MissingTool without Java.
     """
     settings = _SETTINGS[case.client] | {
         "acks": case.acks,
@@ -91,7 +93,7 @@ def _measure_way(
 
 
 def parse(output: str) -> tuple[int, float]:
-    """Records and seconds of the last summary, which does not include the warm-up."""
+    """Return the records and the seconds of the last summary, which excludes the warm-up."""
     lines = [line for line in output.splitlines() if "steady state" in line or "50th" in line]
     found = _LINE.search(lines[-1]) if lines else None
     if found is None:

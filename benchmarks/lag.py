@@ -12,15 +12,15 @@ FINE_TICK: Final = 0.001
 
 
 class CollectorTime:
-    """Measures how long Python's cyclic garbage collector runs, s. It traverses all young
-    containers, including the caller's lists of handles, inside any allocation that triggers it."""
+    """Measures how long Python's cyclic garbage collector runs, s. Any allocation may trigger the
+    collector, which traverses all young containers, including the caller's lists of handles."""
 
     def __init__(self) -> None:
         self.pauses: list[tuple[float, float]] = []
         self._started = 0.0
 
     def since(self, due: float) -> float:
-        """Seconds that the collector has run since `due`, a time of `time.perf_counter`."""
+        """Return the seconds that the collector has run since `due` (`time.perf_counter`)."""
         total = 0.0
         for start, end in reversed(self.pauses):
             if end <= due:
@@ -45,13 +45,14 @@ class CollectorTime:
 class LoopLag:
     """Measures the delay of a callback that should run every `tick` seconds.
 
-    It uses `time.perf_counter`, because uvloop updates the clock of the loop once per iteration.
+    It uses `time.perf_counter`, because uvloop updates the loop's clock only once per iteration.
 
     Attributes:
-        worst: the longest delay so far, s. Includes the time in which other programs ran.
-        apart: the longest delay less the time that the collector ran after the callback was due, s.
-        held: the most CPU time that the loop's thread used between two ticks, s. It does not
-            include other programs; up to `tick` seconds of it may be many short callbacks.
+        worst: the longest delay so far, s. It includes the time in which other programs ran.
+        apart: the longest delay, s, without the time of the garbage collector after the callback
+            was due.
+        held: the longest CPU time of the loop's thread between two ticks, s. It excludes other
+            programs. Up to `tick` seconds of it may be many short callbacks.
         ticks: number of runs of the callback.
     """
 
@@ -74,7 +75,7 @@ class LoopLag:
     def __exit__(self, *exc: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._note()  # if the loop was blocked until now, a tick is overdue
+        self._note()  # a tick is overdue if the loop was blocked until now
 
     def _arm(self) -> None:
         self._armed = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A broker in this process that accepts everything and does almost nothing, so that only the
+"""A broker in this process that accepts all records and does almost no work, so that only the
 producer is measured."""
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _CORRELATION: Final = slice(4, 8)
 
 
 class NearbyBroker:
-    """A cluster of one broker with one topic of one partition; also the dialer of its connections.
+    """A cluster of one broker with one topic of one partition. It is also the producer's `Dialer`.
 
     Attributes:
-        requests: number of Produce requests served.
+        requests: number of served Produce requests.
     """
 
     def __init__(self) -> None:
         self.requests = 0
 
     def environment(self) -> Environment:
-        """The environment for `Producer(environment=...)`."""
+        """Return the environment for `Producer(environment=...)`."""
         return Environment(dialer=self)
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """See `Dialer`."""
+        """Return the host itself as its only address. See `Dialer`."""
         return [(host, port)]
 
     async def connect(
@@ -61,7 +61,7 @@ class NearbyBroker:
         tls: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """See `Dialer`."""
+        """Connect a protocol to this broker. See `Dialer`."""
         protocol = protocol_factory()
         transport = _Transport(self, protocol, asyncio.get_running_loop())
         protocol.connection_made(transport)
@@ -71,8 +71,8 @@ class NearbyBroker:
 class _Transport(asyncio.Transport):
     """Responds to a request in the next iteration of the event loop.
 
-    A request is one call of `writelines` whose first chunk has its header. All Produce responses
-    are equal except for the correlation id.
+    A request must be a single call of `writelines` whose first chunk contains the request header.
+    All Produce responses are equal except for the correlation id.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class _Transport(asyncio.Transport):
         self._loop.call_soon(self._protocol.data_received, answer)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Does nothing: there is no buffer."""
+        """Do nothing, because there is no buffer."""
 
     def get_write_buffer_size(self) -> int:
         return 0

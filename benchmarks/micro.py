@@ -18,7 +18,7 @@ from benchmarks.case import Case
 
 TIMEOUT: Final = 120.0
 REPEATS: Final = {"append": 5, "pending": 3, "start": 1, "import": 9, "empty_loop": 5, "crowd": 5}
-"""Number of measured runs, which follow one warm-up run."""
+"""Number of measured runs of each figure, after one warm-up run."""
 IDLE_PARTITIONS: Final = (10, 10_000)
 
 WORDS: Final = {
@@ -54,14 +54,14 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def table(figures: dict[str, float]) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     lines = ["| figure | measured |", "|---|---|"]
     lines += [f"| {WORDS[name]} | {value:,.4g} |" for name, value in figures.items()]
     return "\n".join(lines)
 
 
 def measure_all() -> dict[str, float]:
-    """The medians of all figures; each run is a separate process."""
+    """Measure all figures and return their medians. Each run is a separate process."""
     figures: dict[str, float] = {}
     for name, repeats in REPEATS.items():
         with _bytecode() as environment:
@@ -78,8 +78,8 @@ def measure_all() -> dict[str, float]:
 
 @contextmanager
 def _bytecode() -> Iterator[dict[str, str]]:
-    """Environment variables with which Python caches bytecode, as for an installed package,
-    whatever the environment of this process is."""
+    """Return environment variables with which Python caches bytecode, as for an installed package.
+    They do not depend on the bytecode settings of this process."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as folder:
         yield inherited | {"PYTHONPYCACHEPREFIX": folder}

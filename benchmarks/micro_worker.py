@@ -28,7 +28,7 @@ Figures = dict[str, float]
 
 
 def append() -> Figures:
-    """CPU time in nanoseconds of the compiled append, alone and called from Python."""
+    """Measure the CPU time of the compiled append in ns, alone and called from Python."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     harness = AppendHarness(3)
@@ -61,12 +61,13 @@ def append() -> Figures:
 
 
 def pending() -> Figures:
-    """Bytes of a pending record in addition to its value, including its handle."""
+    """Measure the memory of a pending record in bytes, with its handle but without its value."""
     from benchmarks.append_harness import TOPIC, AppendHarness
 
     harness = AppendHarness(3, keep=True)
     append = harness.appender.try_append
-    handles: list[object] = [append(TOPIC, VALUE)] * RECORDS  # the list itself is not measured
+    # Allocate the list first, so that it is not measured.
+    handles: list[object] = [append(TOPIC, VALUE)] * RECORDS
     gc.collect()
     before = _rss()
     for number in range(RECORDS):
@@ -76,7 +77,7 @@ def pending() -> Figures:
 
 
 def _rss() -> int:
-    """Resident bytes of this process now (Linux)."""
+    """Return the resident memory of this process in bytes (Linux)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
@@ -92,13 +93,13 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 def idle(servers: str, topic: str) -> Figures:
-    """Wake-ups and CPU time of one second in which nothing is sent."""
+    """Measure the wake-ups and the CPU time of an idle producer in one second."""
     from aiokprod import Producer
 
     selector = CountingSelector()
 
     async def watch(seconds: float) -> Figures:
-        """Wake-ups and CPU time during a sleep, including its timer."""
+        """Return the wake-ups and the CPU time during a sleep, including its timer."""
         gc.collect()
         switches, wakes, used = _switches(), selector.wakes, time.process_time()
         await asyncio.sleep(seconds)
@@ -124,7 +125,7 @@ def idle(servers: str, topic: str) -> Figures:
 
 
 def crowd() -> Figures:
-    """Worst loop lag of 10 000 tasks that start at the same time and do nothing."""
+    """Measure the worst loop lag while 10 000 tasks start at the same time and do nothing."""
     import uvloop
 
     from benchmarks.lag import CollectorTime, LoopLag
@@ -140,8 +141,8 @@ def crowd() -> Figures:
 
 
 def empty_loop() -> Figures:
-    """Worst loop lag of many iterations without work. It is the part of the machine, since the
-    scheduler preempts a busy process."""
+    """Measure the worst loop lag of many iterations without work. The machine causes this lag,
+    because its scheduler preempts a busy process."""
     import uvloop
 
     from benchmarks.lag import LoopLag
@@ -157,12 +158,12 @@ def empty_loop() -> Figures:
 
 
 def _switches() -> int:
-    """Number of voluntary context switches of all threads of this process."""
+    """Return the number of voluntary context switches of all threads of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
 def start() -> Figures:
-    """Round trips from `start()` to the first acknowledgment, in virtual time."""
+    """Measure the round trips from `start()` to the first acknowledgment, in virtual time."""
     from aiokprod import Producer
     from aiokprod.testing import FakeCluster, MemoryNetwork, run
 
@@ -193,7 +194,7 @@ def start() -> Figures:
 
 
 def importing() -> Figures:
-    """CPU time in milliseconds of `import aiokprod` after `import asyncio`."""
+    """Measure the CPU time of `import aiokprod` after `import asyncio`, in ms."""
     started = time.process_time()
     import aiokprod  # noqa: F401
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.mock_host NODES
 
-Prints the bootstrap servers; then for each line "TOPIC PARTITIONS REPLICAS" on standard input it
-makes that topic and prints "0" or an error code of librdkafka. Ends with its input.
+The program prints the bootstrap servers. For each line "TOPIC PARTITIONS REPLICAS" on standard
+input, it creates that topic and prints "0" or an error code of librdkafka. It exits at the end of
+its input.
 
-Topics that are created automatically have four partitions. So this module calls the functions of
-librdkafka's mock interface (rdkafka_mock.h) in the library of the wheel.
+Topics that are created automatically always have four partitions. So this module calls the mock
+interface of librdkafka (rdkafka_mock.h) in the library of the wheel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _OK: Final = 0
 
 
 def library() -> Path:
-    """librdkafka inside the wheel. Raises RuntimeError if it is not where wheels keep it."""
+    """Return the path of librdkafka in the wheel. Raises RuntimeError if it is not found."""
     import confluent_kafka
 
     package = Path(confluent_kafka.__file__).parent
@@ -61,7 +62,7 @@ class MockHost:
         return found.decode()
 
     def create_topic(self, name: str, partitions: int, replicas: int) -> int:
-        """Create a topic; returns librdkafka's error code, 0 on success."""
+        """Create a topic. Return librdkafka's error code, which is 0 on success."""
         code: int = self._rd.rd_kafka_mock_topic_create(
             self._cluster, name.encode(), partitions, replicas
         )

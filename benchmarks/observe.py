@@ -1,11 +1,11 @@
-"""What observing a producer costs: metrics, scrapes, traces, pushed telemetry.
+"""Measures the cost of observing a producer: metrics, scrapes, traces, pushed telemetry.
 
-    python -m benchmarks.observe             # instructions, by valgrind, and CPU time
+    python -m benchmarks.observe             # instructions (valgrind) and CPU time
     python -m benchmarks.observe --cpu       # CPU time only
 
 Instructions per record are the difference of two runs under `valgrind --tool=callgrind`, divided by
-the difference of their records, as in `benchmarks.instructions`. CPU time is the least of some runs
-in this process. Of the traces, the cost above that of the same record without plug-ins is shown.
+the difference of their records, as in `benchmarks.instructions`. CPU time is the minimum of several
+runs in this process. The cost of traces excludes that of the same record without plug-ins.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COLLECTED: Final = re.compile(r"Collected : (\d+)")
 
 
 def plain(count: int) -> None:
-    """`await submit()` with a broker that does nearly nothing, and without any metrics."""
+    """Call `await submit()` without metrics, with a broker that does almost no work."""
     _submit(count, metrics=False)
 
 
 def metrics(count: int) -> None:
-    """The same with the metrics of every producer."""
+    """Do the same as `plain`, with the producer's metrics."""
     _submit(count, metrics=True)
 
 
@@ -46,7 +46,7 @@ def _submit(count: int, *, metrics: bool) -> None:
     from benchmarks.loopback_broker import TOPIC, NearbyBroker
 
     async def main() -> None:
-        # All batches are full, so that their number does not depend on the time that a run takes.
+        # All batches must be full, so that their number does not depend on the time of a run.
         producer = Producer(
             bootstrap_servers="nearby:9092",
             environment=NearbyBroker().environment(),
@@ -81,7 +81,7 @@ def _appended(count: int, plugins: tuple[Any, ...], context: Callable[[], Any] |
     for _ in range(count):
         with context() if context else nullcontext():
             append(TOPIC, VALUE)
-    # The plug-in needs a loop for the clock.
+    # Run on a loop, because the plug-in reads the loop's clock.
     asyncio.run(_settle(harness))
 
 
@@ -99,7 +99,7 @@ async def _settle(harness: Any) -> None:
 
 
 def _active(sampled: bool) -> Callable[[], Any]:
-    """Makes contexts with a span, a new one for each record."""
+    """Return a function that enters a context with a new span for each record."""
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
     number = iter(range(1, 1 << 40))
@@ -112,7 +112,7 @@ def _active(sampled: bool) -> Callable[[], Any]:
 
 
 def _active_some() -> Callable[[], Any]:
-    """The same, one of 100 sampled."""
+    """Return a function like that of `_active`, with one of 100 spans sampled."""
     yes, no = _active(sampled=True), _active(sampled=False)
     number = iter(range(1 << 40))
     return lambda: yes() if next(number) % 100 == 0 else no()
@@ -142,7 +142,7 @@ CASES: Final[Mapping[str, Callable[[int], None]]] = {
 
 
 def instructions(name: str) -> float:
-    """Of one more record. Raises RuntimeError with the output of valgrind."""
+    """Return the instructions per record. Raises RuntimeError with valgrind's output."""
     few, many = (_instructions(name, count) for count in RECORDS)
     return (many - few) / (RECORDS[1] - RECORDS[0])
 
@@ -161,7 +161,7 @@ def _instructions(name: str, count: int) -> int:
 
 
 def cpu(call: Callable[[], object], runs: int = 5) -> float:
-    """Least CPU time of a call in s."""
+    """Return the minimum CPU time of a call, s."""
     times = []
     for _ in range(runs):
         before = time.process_time()
@@ -171,7 +171,7 @@ def cpu(call: Callable[[], object], runs: int = 5) -> float:
 
 
 def scrape() -> tuple[float, float]:
-    """CPU time of a scrape of 200 topics, and the longest time that it keeps the GIL, in s."""
+    """Return the CPU time of a scrape of 200 topics and its longest time with the GIL held, s."""
     from prometheus_client import CollectorRegistry
 
     from aiokprod import Producer
@@ -218,8 +218,8 @@ def scrape() -> tuple[float, float]:
 
 
 def push() -> tuple[float, float]:
-    """CPU time of two KIP-714 pushes of all metrics, in s: of a producer with one topic, and of one
-    with 200. Metrics, OTLP and compression; not the socket."""
+    """Return the CPU time of a KIP-714 push of all metrics, s, with one topic and with 200 topics.
+    It covers the metrics, OTLP and compression, but not the socket."""
     return _push(1), _push(SCRAPED_TOPICS)
 
 
@@ -252,7 +252,7 @@ def _push(topics: int) -> float:
     )
 
     def once() -> None:
-        for node in range(3):  # averages are pushed only if there are new values
+        for node in range(3):  # new values, because otherwise averages are not pushed
             metrics.on_produce_done(node, 0.003)
         metrics.histograms["queue_time_s"].add(0.005)
         pusher._push(connection, subscription)

@@ -1,6 +1,6 @@
-"""The values, keys and headers of the records, the same for every client.
+"""The values, keys and headers of the records, which are the same for every client.
 
-Deterministic, and compressible about as well as JSON is; made before the clock starts.
+They are deterministic and about as compressible as JSON. They are created before the clock starts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Payloads:
     """A pool of records that senders use repeatedly.
 
     Attributes:
-        values: different values, up to 1 000 or 1 MiB in total: bytes, or what the serializer of
-            the case takes.
-        keys: 10 000 keys, drawn from as many different ones, or None.
+        values: different values, up to 1 000 or 1 MiB in total. They are bytes, or inputs of the
+            case's serializer.
+        keys: 10 000 keys, drawn at random from 10 000 different keys, or None.
         headers: the headers of every record, or None.
     """
 
@@ -38,11 +38,11 @@ class Payloads:
     headers: list[Header] | None
 
     def chunk(self, size: int = CHUNK) -> list[Any]:
-        """`size` values."""
+        """Return `size` values."""
         return list(itertools.islice(itertools.cycle(self.values), size))
 
     def key_chunk(self, size: int) -> list[bytes] | None:
-        """`size` keys, or None."""
+        """Return `size` keys, or None if the records have no keys."""
         if self.keys is None:
             return None
         return list(itertools.islice(itertools.cycle(self.keys), size))
@@ -55,7 +55,7 @@ class Payloads:
 
 
 def make(case: Case) -> Payloads:
-    """The payloads of a case."""
+    """Return the payloads of a case."""
     count = max(1, min(POOL_VALUES, POOL_BYTES // case.size))
     rng = random.Random(case.size)
     convert = _BUFFERS[case.buffer] if case.serializer == "none" else _VALUES[case.serializer]
@@ -65,7 +65,7 @@ def make(case: Case) -> Payloads:
 
 
 def key_list(count: int) -> list[bytes]:
-    """`count` keys of 16 bytes, in an order that does not follow their partitions."""
+    """Return `count` keys of 16 bytes, in an order that does not follow their partitions."""
     rng = random.Random(count)
     return [b"customer-%07d" % rng.randrange(KEYS) for _ in range(count)]
 
@@ -77,7 +77,7 @@ _WORDS: Final = (
 
 
 def _value(rng: random.Random, size: int) -> bytes:
-    """One line of text of exactly `size` bytes that resembles JSON."""
+    """Return a line of text of exactly `size` bytes that resembles JSON."""
     parts = ["{"]
     length = 1
     while length < size:
@@ -88,7 +88,7 @@ def _value(rng: random.Random, size: int) -> bytes:
 
 
 def _as_dict(text: bytes) -> dict[str, int]:
-    """A dict whose JSON text has about the length of `text`."""
+    """Return a dict whose JSON text has about the length of `text`."""
     pairs = (field.partition(b":") for field in text[1:-1].split(b",")[:-1])
     return {f"{name.decode()[1:-1]}{n}": int(number) for n, (name, _, number) in enumerate(pairs)}
 
@@ -114,7 +114,7 @@ _SERIALIZERS: Final[Mapping[str, Callable[[Any], bytes] | None]] = {
 
 
 def serializer(case: Case) -> Callable[[Any], bytes] | None:
-    """The serializer of the values that every client is given; None if they are bytes."""
+    """Return the value serializer of every client, or None if the values are bytes."""
     if case.serializer == "orjson":
         import orjson
 

@@ -1,4 +1,4 @@
-"""The plots of the report: throughput by client, latency against load, flatness of costs."""
+"""The plots of the report: throughput by client, latency by load, and costs by size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBER: Final = re.compile(r"([\d,]+)(?= (?:partitions|tasks|B)\b|/s)")
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
-    """Draw every plot for which there are results."""
+    """Draw every plot that has results. Return the paths of the plots."""
     folder.mkdir(exist_ok=True)
     drawn = []
     for name, plot in PLOTS.items():
@@ -48,7 +48,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 
 def throughput(results: Results) -> Any:
-    """Records per second by client as bars; the whiskers are the slowest and the fastest run."""
+    """Plot records per second by client as bars, with the slowest and fastest run as whiskers."""
     places = [("mock", "fire", "mock cluster"), ("kafka", "fire-rf1", "3 nodes, RF 1"),
               ("kafka", "fire-rf3", "3 nodes, RF 3")]  # fmt: skip
     found = [(title, group) for c, g, title in places if (group := results.group(c, g))]
@@ -74,7 +74,7 @@ def throughput(results: Results) -> Any:
 
 
 def load(results: Results) -> Any:
-    """p50 (full) and p99 (dashed) of paced requests."""
+    """Plot p50 (solid) and p99 (dashed) of paced requests."""
     places = [("mock", "load", "mock cluster"), ("kafka", "load-rf3", "3 nodes, RF 3")]
     found = [(title, group) for c, g, title in places if (group := results.group(c, g))]
     if not found:
@@ -94,7 +94,7 @@ def load(results: Results) -> Any:
 
 
 def costs(results: Results) -> Any:
-    """Rates against partitions, tasks and bytes of a value."""
+    """Plot rates by the number of partitions, the number of tasks and the size of a value."""
     places = [("partitions", "partitions"), ("tasks", "tasks submitting to one partition"),
               ("sizes", "bytes of a value")]  # fmt: skip
     found = [(name, group) for g, name in places if (group := results.group("mock", g))]
@@ -128,8 +128,8 @@ def _finish(axis: Any, title: str, x: str, y: str) -> None:
 
 
 def _lines(group: Iterable[Summary]) -> dict[str, list[tuple[int, Summary]]]:
-    """Label without its number -> points by that number: "aiokprod, keyed, 10 partitions" is a
-    point at 10 of "aiokprod, keyed"."""
+    """Return the points of each line, by the label without its number. For example, "aiokprod,
+    keyed, 10 partitions" is the point at 10 of the line "aiokprod, keyed"."""
     lines: dict[str, list[tuple[int, Summary]]] = {}
     for summary in group:
         number = _NUMBER.search(summary.label)

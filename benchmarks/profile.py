@@ -4,9 +4,9 @@
     python -m benchmarks.profile --only await --client aiokafka --symbols 30
 
 Linux `perf` samples the worker 4 000 times per second during the measurement. The library and the
-symbol of a sample determine the kind of work, and its share of the samples is its share of the CPU
-time per record. `perf` must be installed and permitted (kernel.perf_event_paranoid ≤ 2; samples of
-the kernel need ≤ 1 or root).
+symbol of a sample determine its kind of work. The share of a kind in the samples is its share of
+the CPU time per record. `perf` must be installed and permitted (kernel.perf_event_paranoid ≤ 2;
+samples of the kernel need ≤ 1 or root).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES: Final = {
     "lone": catalogue.AWAIT.with_(seconds=2.0, tasks=1),
 }
 
-# The first matching row decides: (kind of work, library, symbol).
+# (kind of work, library, symbol). The first matching row applies.
 KINDS: Final = tuple(
     (kind, re.compile(library), re.compile(symbol))
     for kind, library, symbol in (
@@ -68,13 +68,13 @@ _SAMPLE: Final = re.compile(r"^\s*([\d.]+)%\s+(\S+)\s+\[.\]\s+(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Shares of the CPU time of one case, and the cost of a record."""
+    """The shares of the CPU time of one case, and the CPU time per record."""
 
     cpu_us: float
     samples: Mapping[tuple[str, str], float]
 
     def kinds(self) -> dict[str, float]:
-        """Kind of work -> share, largest first."""
+        """Return the share of each kind of work, largest first."""
         shares: Counter[str] = Counter()
         for (library, symbol), share in self.samples.items():
             shares[kind_of(library, symbol)] += share  # type: ignore[assignment]
@@ -82,7 +82,7 @@ class Profile:
 
 
 def kind_of(library: str, symbol: str) -> str:
-    """The kind of work a sample was taken in."""
+    """Return the kind of work of a sample."""
     for kind, of_library, of_symbol in KINDS:
         if of_library.search(library) and of_symbol.search(symbol):
             return kind
@@ -90,7 +90,7 @@ def kind_of(library: str, symbol: str) -> str:
 
 
 def read_report(output: str) -> dict[tuple[str, str], float]:
-    """(library, symbol) -> share, from `perf report`."""
+    """Parse the share of each (library, symbol) from the output of `perf report`."""
     samples = {}
     for line in output.splitlines():
         found = _SAMPLE.match(line)
@@ -100,7 +100,7 @@ def read_report(output: str) -> dict[tuple[str, str], float]:
 
 
 def profile(brokers: Brokers, case: Case) -> Profile:
-    """Run a case under perf. Raises RuntimeError with the output of perf if it has no samples."""
+    """Run a case under perf. Raises RuntimeError with perf's output if there are no samples."""
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "perf.data"
 
@@ -120,7 +120,7 @@ def profile(brokers: Brokers, case: Case) -> Profile:
 
 
 def table(profiles: Mapping[str, Profile]) -> str:
-    """A Markdown table of µs per record and shares by kind of work, with a column for each case."""
+    """Return a Markdown table of µs per record and shares by kind of work, one column per case."""
     kinds: dict[str, None] = {}
     for found in profiles.values():
         kinds |= dict.fromkeys(found.kinds())
@@ -138,7 +138,7 @@ def table(profiles: Mapping[str, Profile]) -> str:
 
 
 def top(found: Profile, count: int) -> str:
-    """The symbols with the most samples."""
+    """Return the symbols with the most samples, one per line."""
     ordered = sorted(found.samples.items(), key=lambda entry: -entry[1])[:count]
     return "\n".join(
         f"{share:6.1%}  {kind_of(*where):18} {where[0]:32} {where[1]}" for where, share in ordered

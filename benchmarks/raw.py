@@ -1,7 +1,7 @@
 """Measures plain sockets: the highest rate and the lowest latency that the brokers allow.
 
-Produce v7 frames (without flexible encoding) are made here from batches built by aiokafka, so that
-the figures do not depend on the clients with which they are compared. Without a producer id.
+This module builds Produce v7 frames (without flexible encoding) from batches of aiokafka, so that
+the figures do not depend on the compared clients. The batches have no producer id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACKS: Final = {"0": 0, "1": 1, "all": -1}
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A broker and the partitions of the topic that it leads."""
+    """A broker, and the partitions of the topic that it leads."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Leader:
 
 
 def leaders(servers: str, topic: str) -> list[Leader]:
-    """The leaders of the partitions, from an independent client."""
+    """Return the leaders of the partitions, from an independent client."""
     from confluent_kafka.admin import AdminClient
 
     metadata = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(
@@ -52,8 +52,8 @@ def leaders(servers: str, topic: str) -> list[Leader]:
 
 
 def build_batch(values: Sequence[bytes], codec: str, limit: int) -> tuple[bytes, int]:
-    """One record batch with as many of the values as fit into `limit` bytes, but at least one, and
-    their number."""
+    """Return a record batch with as many values as fit into `limit` bytes, but at least one, and
+    the number of values."""
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
     builder = DefaultRecordBatchBuilder(
@@ -75,7 +75,7 @@ def build_batch(values: Sequence[bytes], codec: str, limit: int) -> tuple[bytes,
 
 
 def produce_frame(topic: str, partitions: Sequence[int], records: bytes, acks: int = -1) -> bytes:
-    """A complete Produce v7 request with the same batch for each of the partitions."""
+    """Return a complete Produce v7 request with the same batch for each partition."""
     name = topic.encode()
     parts = [
         struct.pack(">hhih", 0, 7, 1, -1),  # api, version, correlation id, null client id
@@ -90,7 +90,7 @@ def produce_frame(topic: str, partitions: Sequence[int], records: bytes, acks: i
 
 
 def check_answer(answer: bytes, topic: str) -> None:
-    """Raises RuntimeError if any partition of a Produce v7 response has an error."""
+    """Raise RuntimeError if any partition of a Produce v7 response has an error."""
     at = 4 + 4 + 2 + len(topic)  # correlation id, topics, name
     (count,) = struct.unpack_from(">i", answer, at)
     for number in range(count):
@@ -125,7 +125,7 @@ class _Connection:
 
 
 class _Stream(threading.Thread):
-    """Sends to one broker in a thread, by blocking calls, which release the GIL."""
+    """Sends to one broker from a thread, by blocking calls, which release the GIL."""
 
     def __init__(self, leader: Leader, topic: str, frame: bytes, each: int, limit: Limit) -> None:
         super().__init__(name=f"blaster-{leader.port}")
@@ -140,7 +140,7 @@ class _Stream(threading.Thread):
     def run(self) -> None:
         try:
             self._blast()
-        except BaseException as error:  # raised by `blast`, which waits for every thread
+        except BaseException as error:  # `blast` waits for all threads and raises the error
             self.error = error
         finally:
             self._connection.socket.close()
@@ -164,14 +164,14 @@ class _Stream(threading.Thread):
 def blast(
     servers: str, topic: str, case: Case, payloads: Payloads, limit_s: float
 ) -> tuple[int, float]:
-    """Sends the same prebuilt batches over and over, a connection to each leader: acknowledged
-    records, at least one request to each leader, and the seconds that took."""
+    """Send the same prebuilt batches repeatedly, over one connection to each leader. Return the
+    number of acknowledged records and the seconds. Each leader gets at least one request."""
     led = leaders(servers, topic)
     most = max(len(leader.partitions) for leader in led)
     values = payloads.chunk(max(1, 2 * BATCH_BYTES // case.size))
     records, count = build_batch(values, case.codec, min(BATCH_BYTES, REQUEST_BYTES // most))
     share = max(case.records // len(led), count * most)
-    limit = Limit(share, limit_s)  # its clock is set when everything is ready
+    limit = Limit(share, limit_s)  # the clock is restarted when all threads are ready
     streams = [
         _Stream(
             leader,
@@ -195,7 +195,7 @@ def blast(
 def round_trips(
     servers: str, topic: str, case: Case, payloads: Payloads, seconds: float
 ) -> list[float]:
-    """Seconds of each round trip of one record to the leader of partition 0."""
+    """Return the seconds of each round trip of one record to the leader of partition 0."""
     leader = next(leader for leader in leaders(servers, topic) if 0 in leader.partitions)
     records, _ = build_batch(payloads.values[:1], "none", 1 << 20)
     frame = produce_frame(topic, [0], records, _ACKS[case.acks])

@@ -1,4 +1,4 @@
-"""Tables and plots from the last results, on standard output and in docs/reports/benchmarks.md."""
+"""Writes tables and plots of the last results to standard output and docs/reports/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAG_FIGURES: Final = ("lag_ms", "apart_ms", "held_ms")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the place of the results and the update of the report page."""
+    """Add the options for the files of the results and the update of the report page."""
     parser.add_argument(
         "--input", type=Path, nargs="+", default=[HERE / "results.json"],
         help="JSON files; groups of later ones replace those of earlier ones",
@@ -50,7 +50,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def draw(results: Results) -> None:
-    """Draw the plots, if matplotlib is installed (extra `bench`)."""
+    """Draw the plots if matplotlib (extra `bench`) is installed."""
     try:
         from benchmarks import plots
     except ImportError:
@@ -64,13 +64,13 @@ def missed(results: Results) -> list[Verdict]:
 
 
 def text(results: Results) -> str:
-    """The whole report in Markdown."""
+    """Return the whole report in Markdown."""
     parts = sections(results)
     return "\n\n".join(part for part in parts.values() if part)
 
 
 def sections(results: Results) -> dict[str, str]:
-    """Name of a marked place in the page -> its Markdown."""
+    """Return the Markdown of each marked section of the page, by name."""
     found = {"about": _about(results), "targets": targets(results)}
     for cluster in CLUSTERS:
         titles = {group.name: group.title for group in catalogue.groups(cluster, full=True)}
@@ -88,7 +88,7 @@ def _about(results: Results) -> str:
 
 
 def targets(results: Results) -> str:
-    """A table of all promises with their figures."""
+    """Return a table of all promises with their figures."""
     lines = ["| scenario | target | measured | |", "|---|---|---|---|"]
     words = {True: "reached", False: "**missed**", None: "not judged"}
     for verdict in verdicts(results):
@@ -98,7 +98,7 @@ def targets(results: Results) -> str:
 
 
 def table(summaries: Iterable[Summary]) -> str:
-    """A table with one line per case; columns that no case has are left out."""
+    """Return a table with one line per case. Columns without values are left out."""
     rows = list(summaries)
     timed = any("p50_ms" in row.figures for row in rows)
     lagging = any("lag_ms" in row.figures for row in rows)
@@ -130,7 +130,7 @@ def table(summaries: Iterable[Summary]) -> str:
 
 
 def _requests(row: Summary) -> list[str]:
-    """The cells of `REQUEST_HEADS`: medians divided by medians."""
+    """Return the cells of `REQUEST_HEADS`, which are quotients of medians."""
     requests, seconds = row.get("requests"), row.get("seconds")
     if not requests or not seconds:
         return ["-"] * len(REQUEST_HEADS)
@@ -150,7 +150,7 @@ def _keeping_marks(part: str) -> Callable[[re.Match[str]], str]:
 
 
 def fill(page: str, parts: dict[str, str]) -> str:
-    """The page with the text between `<!-- begin NAME -->` and `<!-- end NAME -->` replaced."""
+    """Replace the text between `<!-- begin NAME -->` and `<!-- end NAME -->` in a page."""
     for name, part in parts.items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         page = place.sub(_keeping_marks(part), page)

@@ -16,21 +16,22 @@ from benchmarks.summary import Summary, summarise
 
 WORKER_TIMEOUT: Final = 400.0
 PATIENCE = 5.0
-"""Seconds to wait for unacknowledged records (acks=0) to arrive."""
+"""Seconds to wait until unacknowledged records (acks=0) arrive."""
 
 Worker = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class RecordsMissing(RuntimeError):
-    """The log lacks records that a run reported as sent, so that the run has no rate."""
+    """The number of records in the log differs from the number that a run reported, so that the run
+    has no rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cases that are compared, so they run alternately.
+    """Cases that are compared with each other and therefore run alternately.
 
     Attributes:
-        cases: label -> case.
+        cases: cases by label.
         runs: number of runs of each case.
     """
 
@@ -41,7 +42,7 @@ class Group:
 
 
 def in_process(job: Mapping[str, Any]) -> dict[str, Any]:
-    """One measurement by `benchmarks.worker`. Raises RuntimeError with its output if it failed."""
+    """Run `benchmarks.worker` in a process. Raises RuntimeError with its output if it failed."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.worker", json.dumps(job)],
@@ -61,10 +62,10 @@ def in_process(job: Mapping[str, Any]) -> dict[str, Any]:
 def run_case(
     brokers: Brokers, case: Case, *, cpu: int | None = None, worker: Worker = in_process
 ) -> dict[str, Any]:
-    """One verified run on a new topic.
+    """Run a case on a new topic and verify the number of records.
 
     Raises RecordsMissing if the end offsets differ from the number of records that the worker
-    reported. With acks=0 nothing is acknowledged, so the figures count the records in the log.
+    reported. With acks=0, no record is acknowledged, so the figures use the records in the log.
     """
     with brokers.topic(case) as topic:
         job = {"servers": brokers.servers, "topic": topic, "case": case.to_json(), "cpu": cpu}
@@ -85,7 +86,8 @@ def run_case(
 
 
 def _count(brokers: Brokers, topic: str, expected: int, patience_s: float) -> int:
-    """Number of records in the topic; without acknowledgments the last ones may arrive later."""
+    """Return the number of records in the topic. Wait for records that may arrive later, because
+    they were not acknowledged."""
     give_up = time.monotonic() + patience_s
     while (found := brokers.count(topic)) < expected and time.monotonic() < give_up:
         time.sleep(0.1)
@@ -101,10 +103,10 @@ def run_group(
     worker: Worker = in_process,
     tell: Callable[[str], object] = lambda text: None,
 ) -> list[Summary]:
-    """Run all cases of a group alternately; each round begins with another one.
+    """Run all cases of a group alternately. Each round begins with another case.
 
-    If a run of another client fails, this is reported and the group continues; if a run of aiokprod
-    fails, the group ends with its error.
+    If a run of another client fails, the failure is reported and the group continues. If a run of
+    aiokprod fails, the group ends with that error.
     """
     labels = list(group.cases)
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
@@ -129,11 +131,11 @@ def run_group(
 
 
 def last_line(error: Exception) -> str:
-    """The last line of a traceback, which names the error."""
+    """Return the last line of a traceback, which names the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
 def warm_up_brokers(brokers: Brokers, cases: Sequence[Case], worker: Worker = in_process) -> None:
-    """Warm up the brokers by runs that do not count: new JVMs are several times slower."""
+    """Warm up the brokers by runs that do not count, because new JVMs are several times slower."""
     for case in cases:
         run_case(brokers, case, worker=worker)

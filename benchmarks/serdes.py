@@ -1,10 +1,10 @@
-"""Processor time of the Avro serializer beside fastavro's own and that of confluent-kafka.
+"""Compares the CPU time of the Avro serializer with fastavro alone and with confluent-kafka.
 
     python -m benchmarks.serdes [--check]
 
-Each case serializes one record again and again in this process, once the id of its schema is known;
-figures are the least of several runs, in microseconds of CPU for a record. `--check` fails unless
-a record takes at most 1.3 times what `fastavro.schemaless_writer` takes for it, and 1 us.
+Each case serializes one record repeatedly in this process, after the id of its schema is known. The
+figures are minima of several runs, in microseconds of CPU time per record. `--check` fails unless a
+record takes at most 1.3 times the time of `fastavro.schemaless_writer`, plus 1 us.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         },
     ),
 }
-"""Name -> schema and record."""
+"""Schema and record by name."""
 
 
 async def _registry(request: RegistryRequest) -> RegistryResponse:
@@ -101,7 +101,8 @@ def _own(schema: dict[str, Any], record: Any) -> Callable[[], object]:
 
         asyncio.run(finish())
     serialize = serializer.serialize
-    assert isinstance(serialize("orders", [], record), bytes)  # without a wait from now on
+    # The schema id is known now, so no call needs to be awaited.
+    assert isinstance(serialize("orders", [], record), bytes)
     return lambda: serialize("orders", [], record)
 
 
@@ -124,7 +125,7 @@ def _confluent(schema: dict[str, Any], record: Any) -> Callable[[], object]:
 
 
 def cpu_us(call: Callable[[], object]) -> float:
-    """Least CPU time of a call in us."""
+    """Return the minimum CPU time of a call, us."""
     least = float("inf")
     for _ in range(RUNS):
         began = time.process_time()
@@ -135,7 +136,7 @@ def cpu_us(call: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """The exit code: 1 if a check failed."""
+    """Run the benchmark. Return the exit status, which is 1 if a check failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serdes",
         description=__doc__,

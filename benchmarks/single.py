@@ -1,4 +1,4 @@
-"""Measures one case, given by options, any number of times."""
+"""Measures one case, which options describe, any number of times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.runner import Group, run_group, warm_up_brokers
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options: every field of a case, the clients and the number of runs."""
+    """Add the options: the fields of a case, the clients and the number of runs."""
     cases.add_options(parser, skip=("client",))
     parser.add_argument(
         "--client", nargs="+", default=["aiokprod"], choices=list(cases.CLIENTS), metavar="NAME",

@@ -1,5 +1,5 @@
-"""Runs everything that `make bench` measures (mock cluster, real brokers, single figures), then
-writes the report."""
+"""Runs all measurements of `make bench` (mock cluster, real brokers, micro-benchmarks), and writes
+the report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_groups(chosen: argparse.Namespace) -> dict[str, list[Group]]:
-    """Cluster -> groups. Raises ValueError for a group that does not exist."""
+    """Return the chosen groups by cluster. Raises ValueError for a group that does not exist."""
     kinds = CLUSTERS if chosen.cluster == "both" else (chosen.cluster,)
     found: dict[str, list[Group]] = {}
     known: list[str] = []
@@ -59,7 +59,7 @@ def chosen_groups(chosen: argparse.Namespace) -> dict[str, list[Group]]:
 
 
 def _changed(group: Group, without: list[str], seconds: float | None) -> Group:
-    """The group with fewer clients or shorter runs."""
+    """Return the group with fewer clients or shorter runs."""
     cases = {
         label: case if seconds is None else case.with_(seconds=seconds)
         for label, case in group.cases.items()
@@ -69,7 +69,7 @@ def _changed(group: Group, without: list[str], seconds: float | None) -> Group:
 
 
 def about() -> dict[str, Any]:
-    """The machine and the versions, without names or paths."""
+    """Describe the machine and the versions, without names or paths."""
     import aiokafka
     import confluent_kafka
 
@@ -118,8 +118,8 @@ def tell(text: str) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measure, save after every group, and report. A group in which a run of aiokprod failed keeps
-    its earlier figures, and the exit status is 1."""
+    """Measure, save after every group, and report. If a run of aiokprod fails, its group keeps the
+    earlier figures, and the exit status is 1."""
     if chosen.runs is not None and chosen.runs < 1:
         raise ValueError(f"runs={chosen.runs}: at least one")
     groups = chosen_groups(chosen)

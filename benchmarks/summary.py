@@ -14,9 +14,9 @@ from benchmarks.case import Case
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the sorted values do not exceed.
+    """Return the smallest value that at least `share` of the sorted values do not exceed.
 
-    Raises ValueError without values or for a share outside 0 to 1.
+    Raises ValueError if there are no values or `share` is not from 0 to 1.
     """
     if not ordered:
         raise ValueError("a quantile needs at least one value")
@@ -46,8 +46,9 @@ class Summary:
     Attributes:
         label: name of the case within its group.
         runs: number of successful runs.
-        figures: name -> spread; "rate" is in records per second, the others as in the worker.
-        note: why runs of it failed.
+        figures: spread by name. "rate" is in records per second; other figures have the units of
+            the worker.
+        note: the reason why runs failed.
     """
 
     group: str
@@ -58,7 +59,7 @@ class Summary:
     note: str = ""
 
     def __getitem__(self, figure: str) -> float:
-        """The median of a figure. Raises KeyError if no run had it."""
+        """Return the median of a figure. Raises KeyError if no run had the figure."""
         return self.figures[figure].median
 
     def get(self, figure: str) -> float | None:
@@ -87,14 +88,14 @@ class Summary:
 
 
 def _short(number: float) -> float:
-    """Rounded to four significant digits; more would be noise."""
+    """Round to four significant digits, because more digits would be noise."""
     return float(f"{number:.4g}")
 
 
 def summarise(
     group: str, label: str, case: Case, results: Sequence[Mapping[str, float]], note: str = ""
 ) -> Summary:
-    """The summary of the workers' results of one case; without figures if there are none."""
+    """Summarise the results of the workers for one case. Without results, there are no figures."""
     if not results:
         return Summary(group, label, case, 0, {}, note)
     figures: dict[str, Spread] = {
@@ -107,9 +108,9 @@ def summarise(
 
 
 class Results:
-    """All results by cluster, group and label; stored as one JSON file.
+    """All results by cluster, group and label, stored as one JSON file.
 
-    If a group is measured again, its figures are replaced; those of other groups stay.
+    A new measurement of a group replaces only the figures of that group.
     """
 
     def __init__(self, about: Mapping[str, Any] | None = None) -> None:
@@ -130,12 +131,12 @@ class Results:
         self.add(later.summaries.values())
 
     def find(self, cluster: str, group: str, label: str) -> Summary | None:
-        """The summary of a case; None if it was not measured or never succeeded."""
+        """Return the summary of a case, or None if it was not measured or never succeeded."""
         found = self.summaries.get((cluster, group, label))
         return found if found is not None and found.runs else None
 
     def group(self, cluster: str, group: str, *, failed: bool = False) -> list[Summary]:
-        """The summaries of a group in the order of measurement; with `failed` also those of cases
+        """Return the summaries of a group in the order of measurement. With `failed`, include cases
         that never succeeded."""
         return [
             s

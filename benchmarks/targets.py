@@ -1,4 +1,4 @@
-"""Compares the results with the promises: each is reached or not, with the figures."""
+"""Compares the results with the promises. Each verdict contains the figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict:
     """The result for one promise on one cluster.
 
     Attributes:
-        reached: None if there are no results for it.
+        reached: True if the promise is kept, or None if there are no results.
     """
 
     scenario: str
@@ -30,7 +30,7 @@ Judge = Callable[[Results], Iterator[Verdict]]
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """All promises that were measured, in the order of the targets."""
+    """Return the verdicts on all measured promises, in the order of the targets."""
     return [verdict for judge in JUDGES for verdict in judge(results)]
 
 
@@ -39,7 +39,7 @@ def _million(rate: float) -> str:
 
 
 def _best(results: Results, cluster: str, group: str, clients: tuple[str, ...]) -> Summary | None:
-    """The fastest of several settings of another client."""
+    """Return the fastest of several variants of another client."""
     found = [s for name in clients if (s := results.find(cluster, group, name)) is not None]
     return max(found, key=lambda s: s["rate"], default=None)
 
@@ -151,8 +151,8 @@ def _places(name: str) -> tuple[tuple[str, str, str], ...]:
 def _flat(
     group: str, less: str, more: str, scenario: str, floor: float
 ) -> Callable[[Results], Iterator[Verdict]]:
-    """A function that checks that a cost does not grow: compares the rate of `more` with that of
-    `less`."""
+    """Return a function that compares the rates of `more` and `less`, to check that a cost does not
+    grow."""
 
     def judge(results: Results) -> Iterator[Verdict]:
         one, many = (results.find("mock", group, label) for label in (less, more))
@@ -175,8 +175,8 @@ def _idle(results: Results) -> Iterator[Verdict]:
 
 
 def _shapes(results: Results) -> Iterator[Verdict]:
-    """CPU time compared with other clients with the same options; the promised ratio is that of
-    plain records."""
+    """Compare the CPU time with other clients that have the same options. The promised ratio is the
+    ratio for plain records."""
     places = [("shapes", name) for name in ("keyed", "3 headers")]
     places += [("codecs", codec) for codec in ("lz4", "zstd")]
     for group, name in places:
@@ -213,8 +213,8 @@ def _columns(results: Results) -> Iterator[Verdict]:
 
 
 def _lag(results: Results) -> Iterator[Verdict]:
-    """Lag in wall-clock time, which includes other programs and Python's garbage collector, the
-    same without the collector, and lag in CPU time."""
+    """Check the lag in wall-clock time, which includes other programs and Python's garbage
+    collector, the same lag without the collector, and the lag in CPU time."""
     for figure, words in (
         ("lag_ms", "by the clock"),
         ("apart_ms", "less the collector's pauses"),
@@ -236,7 +236,7 @@ def _lag(results: Results) -> Iterator[Verdict]:
 
 
 def ways(find: Callable[[str], Summary | None]) -> Iterator[Verdict]:
-    """The promises about serializers and callbacks; `find` returns the summary for a label."""
+    """Check the promises about serializers and callbacks. `find` returns the summary of a label."""
     for peer, times, pairs in BESIDE:
         for way, theirs_way in pairs.items():
             ours, theirs = find(f"aiokprod, {way}"), find(f"{peer}, {theirs_way}")
@@ -251,8 +251,9 @@ def ways(find: Callable[[str], Summary | None]) -> Iterator[Verdict]:
                 )
 
 
-# Peer, times, and our way -> its way: what confluent-kafka calls is a function of the call.
-# json.dumps is left out, because it takes most of the time itself with any client.
+# (other client, promised ratio, our way -> the other client's way). In confluent-kafka, a callback
+# is a function passed to the call. json.dumps is left out, because it takes most of the time with
+# any client.
 BESIDE: Final = (
     ("aiokafka-tuned", 5.0, {
         way: way for way in ("lambda", "orjson.dumps", "callback", "callback, lambda")

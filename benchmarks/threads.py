@@ -1,10 +1,10 @@
-"""Records per second of `Blocking` from several threads, against the mock brokers.
+"""Measures the records per second of `Blocking` from several threads, on the mock brokers.
 
     python -m benchmarks.threads [--threads 8] [--records 400000] [--check]
 
-Every thread submits a thousand records, waits for their outcomes, and repeats that. `--check` fails
-below 100 000 records/s in the best of five rounds: the mock brokers and other programs use the same
-CPUs.
+Every thread repeatedly submits a thousand records and waits for their outcomes. `--check` fails
+below 100 000 records/s in the best of five rounds. The best round counts, because the mock brokers
+and other programs use the same CPUs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ VALUE: Final = bytes(100)
 
 
 def work(producer: Blocking[bytes, bytes], records: int) -> None:
-    """Submit records and wait for their results, in one of the threads."""
+    """Submit records from one thread and wait for their results."""
     for _ in range(records // WINDOW):
         for record in [producer.submit("threads", VALUE) for _ in range(WINDOW)]:
             record.result()
 
 
 def measure(producer: Blocking[bytes, bytes], threads: int, records: int) -> tuple[float, float]:
-    """Records per second, and microseconds of CPU for a record."""
+    """Return the records per second, and the CPU time per record in µs."""
     workers = [
         threading.Thread(target=work, args=(producer, records // threads)) for _ in range(threads)
     ]
@@ -46,7 +46,7 @@ def measure(producer: Blocking[bytes, bytes], threads: int, records: int) -> tup
 
 
 def main() -> int:
-    """The exit code: 1 if a check failed."""
+    """Run the benchmark. Return the exit status, which is 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--records", type=int, default=400_000)

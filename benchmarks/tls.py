@@ -4,9 +4,9 @@
     python -m benchmarks.tls --rounds 15 --records 400000
     python -m benchmarks.tls --check                exit 1 below 60 % of the plaintext throughput
 
-The listeners alternate, and each round begins with another one. Every measurement is a separate
-process that writes to a new topic; the results are medians. Records are counted by the topic's end
-offsets.
+The listeners alternate, and each round begins with another listener. Every measurement is a
+separate process that writes to a new topic. The results are medians. The topic's end offsets verify
+the number of records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM_UP: Final = 20_000
 
 @dataclass
 class Measured:
-    """All rounds of one listener: MB/s, and CPU seconds of the producer."""
+    """The results of all rounds of one listener: MB/s, and CPU seconds of the producer."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Measured:
 
 
 async def produce(job: dict[str, Any]) -> dict[str, float]:
-    """One measurement in this process: seconds and CPU seconds for `records`."""
+    """Measure in this process. Return the seconds and CPU seconds for `records`."""
     settings: dict[str, Any] = {"bootstrap_servers": job["servers"]}
     if job["ca"]:
         settings |= {"security_protocol": "SSL", "ssl_truststore_location": job["ca"]}
@@ -79,7 +79,7 @@ def run_worker(job: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(cluster: KafkaCluster, ca: str, chosen: argparse.Namespace) -> dict[str, Measured]:
-    """Measure all rounds, after two that warm up the broker."""
+    """Measure all rounds, after two rounds that warm up the broker."""
     results = {name: Measured() for name in LISTENERS}
     for number in range(-2, chosen.rounds):
         turn = number % len(LISTENERS)
@@ -109,7 +109,8 @@ def measure(cluster: KafkaCluster, ca: str, chosen: argparse.Namespace) -> dict[
 
 
 def show(results: dict[str, Measured], chosen: argparse.Namespace) -> float:
-    """The results as a Markdown table, with TLS as a fraction of plaintext."""
+    """Print the results as a Markdown table. Return the throughput of TLS as a fraction of
+    plaintext."""
     import aiokprod
 
     print(

@@ -1,10 +1,10 @@
-"""One measurement of transactions in a separate process: prints a line of JSON.
+"""Measures the transactions of one client in a separate process, and prints a line of JSON.
 
     python -m benchmarks.transaction_worker CLIENT SERVERS TOPIC TRANSACTIONS EACH SIZE LOOP
 
-Runs one transaction after the other, each with EACH records of SIZE bytes and a commit. A fifth of
-TRANSACTIONS, but at least three, are run before as a warm-up. The records have no keys and are not
-compressed. Clients that linger do so for 5 ms; `commit` ends that early.
+The process runs one transaction after the other, each with EACH records of SIZE bytes and a commit.
+A warm-up of a fifth of TRANSACTIONS, but at least three, comes first. The records have no keys and
+are not compressed. The linger time of clients is 5 ms; `commit` ends it early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 
 class Client(Protocol):
-    """A started producer; `transaction` is timed."""
+    """A producer whose `transaction` is timed."""
 
     async def start(self, servers: str, topic: str) -> None: ...
     async def transaction(self, value: bytes, count: int) -> None: ...
@@ -26,7 +26,7 @@ class Client(Protocol):
 
 
 class AiokprodSubmit:
-    """`submit` for every record, commit at the end of the `async with`."""
+    """Calls `submit` for every record, and commits at the end of `async with`."""
 
     transactional = True
 
@@ -53,7 +53,7 @@ class AiokprodSubmit:
 
 
 class AiokprodSendMany(AiokprodSubmit):
-    """One column of values per transaction."""
+    """Sends one column of values per transaction by `send_many`."""
 
     async def transaction(self, value: bytes, count: int) -> None:
         async with self.producer.transaction():
@@ -62,7 +62,7 @@ class AiokprodSendMany(AiokprodSubmit):
 
 
 class AiokprodIdempotent(AiokprodSubmit):
-    """Without transactions, to measure their cost. `flush` takes the place of the commit."""
+    """Sends the same records without transactions. `flush` takes the place of the commit."""
 
     transactional = False
 
@@ -74,7 +74,7 @@ class AiokprodIdempotent(AiokprodSubmit):
 
 
 class Aiokafka:
-    """`send` for every record; `tuned` has the batch size and linger of aiokprod's defaults."""
+    """Calls `send` for every record. `tuned` uses aiokprod's default batch size and linger."""
 
     tuned = False
 
@@ -107,7 +107,7 @@ class AiokafkaTuned(Aiokafka):
 
 
 class Confluent:
-    """`produce` for every record, then the blocking commit, which flushes."""
+    """Calls `produce` for every record, then the blocking commit, which flushes."""
 
     def __init__(self) -> None:
         self.producer: Any = None
@@ -156,14 +156,14 @@ CLIENTS: dict[str, type[Client]] = {
 
 
 def warm_up(transactions: int) -> int:
-    """Number of transactions of the warm-up."""
+    """Return the number of transactions of the warm-up."""
     return max(3, transactions // 5)
 
 
 async def measure(
     name: str, servers: str, topic: str, transactions: int, each: int, size: int
 ) -> dict[str, object]:
-    """Wall-clock and CPU seconds for all transactions, and the time of each one."""
+    """Return the wall-clock and CPU seconds of all transactions, and the time of each one."""
     client = CLIENTS[name]()
     await client.start(servers, topic)
     value = b"v" * size
@@ -187,11 +187,11 @@ async def measure(
 async def measure_overhead(
     servers: str, topic: str, pairs: int, each: int, size: int
 ) -> dict[str, object]:
-    """CPU seconds of the same records with and without transactions, alternately: until they are
-    acknowledged, and for the commit.
+    """Return the CPU seconds of the same records with and without transactions: until the records
+    are acknowledged, and for the commit.
 
-    Both producers are in this process, and their order changes from pair to pair, so that other
-    programs affect both equally.
+    Both producers run alternately in this process, and their order changes from pair to pair, so
+    that other programs affect both equally.
     """
     clients = AiokprodSubmit(), AiokprodIdempotent()
     for client in clients:

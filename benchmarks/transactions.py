@@ -1,20 +1,22 @@
 """Compares transactions per second with confluent-kafka, aiokafka and the Java producer on three
 nodes.
 
-    python -m benchmarks.transactions                     1, 100 and 10 000 records a transaction
+    python -m benchmarks.transactions                     1, 100 and 10 000 records per transaction
     python -m benchmarks.transactions --each 1 --rounds 9
     python -m benchmarks.transactions --protocol 1        brokers before transaction.version 2
     python -m benchmarks.transactions --check             exit 1 unless the promises below hold
 
-One producer, one transaction after the other, every measurement in a separate process on a new
-topic (6 partitions, 3 replicas, min.insync.replicas 2). The clients run alternately within a round,
-each round begins with another one, and the median of the rounds counts. After each measurement an
-independent read_committed consumer must find every record that was sent.
+One producer runs one transaction after the other. Every measurement is a separate process with a
+new topic (6 partitions, 3 replicas, min.insync.replicas 2). The clients run alternately within a
+round, each round begins with another client, and the median of the rounds counts. After each
+measurement, an independent read_committed consumer must receive every record that was sent.
 
-Promises (on the medians): at every size at least confluent-kafka's rate and twice aiokafka's, the
-better of its default and tuned settings; with 10 000 records per transaction, a record takes at
-most 5 % more CPU time than without transactions, from submission to acknowledgment (the commit,
-two requests, is reported separately).
+Promises (for the medians):
+
+- At every size, the rate is at least that of confluent-kafka, and twice that of aiokafka (the
+  better of its default and tuned settings).
+- With 10 000 records per transaction, a record takes at most 5 % more CPU time than without
+  transactions, from submission to acknowledgment. The commit (two requests) is reported separately.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ DEFAULT_ROUNDS = 5
 OVERHEAD_LIMIT = 0.05
 PAIRS = 60
 
-# Records per transaction -> number of transactions that are timed.
+# Records per transaction -> number of timed transactions.
 SIZES = {1: 300, 100: 200, 10_000: 30}
 TITLES = {
     "aiokprod": "aiokprod, submit",
@@ -59,7 +61,7 @@ TITLES = {
 
 @dataclass
 class Measured:
-    """All rounds of one client at one size."""
+    """The results of all rounds of one client at one size."""
 
     each: int
     rates: list[float] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Measured:
 
     @property
     def cpu(self) -> float:
-        """CPU time of the client for one record in microseconds."""
+        """The client's CPU time per record in µs."""
         return statistics.median(self.cpu_us)
 
     def quantile_ms(self, share: float) -> float:
@@ -81,7 +83,7 @@ class Measured:
 
 @contextlib.contextmanager
 def new_topic(servers: str) -> Iterator[str]:
-    """A new topic on all brokers, with three replicas if there are three brokers."""
+    """Create a new topic on all brokers, with three replicas if there are three brokers."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     admin = ClusterAdmin(servers)
     admin.create_topic(name, PARTITIONS, min(3, len(servers.split(","))))
@@ -90,7 +92,8 @@ def new_topic(servers: str) -> Iterator[str]:
 
 
 def count_committed(servers: str, topic: str, limit_s: float = 60.0) -> int:
-    """Number of records that a read_committed consumer finds up to the end of every partition."""
+    """Return the number of records that a read_committed consumer receives up to the end of every
+    partition."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
@@ -126,7 +129,7 @@ def command(client: str, servers: str, topic: str, numbers: list[str], loop: str
     java = find_java()
     if java is None:
         raise RuntimeError("no JDK 17 or newer: leave the Java producer out with --without java")
-    # The same jars as those of the brokers.
+    # Use the same jars as the brokers.
     options = ["-cp", class_path(KAFKA_4), "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
     return [java, *options, str(JAVA), servers, topic, *numbers]
 
@@ -134,9 +137,9 @@ def command(client: str, servers: str, topic: str, numbers: list[str], loop: str
 def run_worker(
     client: str, servers: str, each: int, transactions: int, size: int, loop: str, share: int = 1
 ) -> dict[str, object]:
-    """One measurement, verified. Raises RuntimeError if it failed or records are missing.
+    """Run and verify one measurement. Raises RuntimeError if it failed or records are missing.
 
-    `share`: how many records a transaction stands for.
+    `share` is the number of times that the worker sends the records of the transactions.
     """
     with new_topic(servers) as topic:
         numbers = [str(transactions), str(each), str(size)]
@@ -158,7 +161,7 @@ def run_worker(
 
 
 def timed(each: int, chosen: argparse.Namespace) -> int:
-    """Transactions in one measurement."""
+    """Return the number of transactions in one measurement."""
     return max(3, int(SIZES[each] * float(chosen.scale)))
 
 
@@ -196,7 +199,7 @@ def show(each: int, results: dict[str, Measured]) -> None:
 
 
 def promises(each: int, results: dict[str, Measured]) -> list[tuple[bool, str]]:
-    """(kept, text) for each promise for which there are results."""
+    """Return (kept, text) for each promise that has results."""
     kept = []
     ours = results["aiokprod"]
 
@@ -212,7 +215,7 @@ def promises(each: int, results: dict[str, Measured]) -> list[tuple[bool, str]]:
 
 
 def overhead(servers: str, each: int, chosen: argparse.Namespace) -> tuple[bool, str]:
-    """(kept, text) for the promise about the cost of a record in a transaction."""
+    """Return (kept, text) for the promise about the cost of a record in a transaction."""
     result = run_worker(OVERHEAD, servers, each, PAIRS, chosen.size, chosen.loop, share=2)
     found = {name: result[name] for name in ("transactions", "commits", "plain")}
     inside, commits, plain = (
@@ -262,7 +265,7 @@ def main() -> None:
             f"{chosen.protocol}, {PARTITIONS} partitions, RF {chosen.nodes}; values of "
             f"{chosen.size} bytes, median of {chosen.rounds} rounds"
         )
-        for _ in range(2):  # young JVMs are several times slower
+        for _ in range(2):  # warm up, because new JVMs are several times slower
             for client in ("confluent", "aiokprod"):
                 for each in chosen.each:
                     count = timed(each, chosen)

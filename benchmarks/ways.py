@@ -1,13 +1,13 @@
-"""Processor time of a record, by what the producer calls for it: serializers, a partitioner, hooks.
+"""Measures the CPU time per record with user code: serializers, a partitioner, hooks, timeouts.
 
     python -m benchmarks.ways
     python -m benchmarks.ways --check
 
-Every way sends the same records of 100 bytes to a broker in the same process that does almost
-nothing. The ways run alternately, each with a separate producer, and each figure is the smallest of
-the rounds. "Limit" is what a way may take, in µs: mostly a multiple of what the same records take
-without the objects of the user, plus what these take alone. `--check` exits with 1 if a limit is
-exceeded.
+Every way sends the same records of 100 bytes to a broker in the same process that does almost no
+work. The ways run alternately, each with a separate producer, and each figure is the minimum of the
+rounds. "Limit" is the maximum time of a way in µs. It is usually a multiple of the time of the same
+records without user code, plus the time of the user code alone. `--check` exits with 1 if a limit
+is exceeded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VALUE: Final = b"v" * 100
 TEXT: Final = VALUE.decode()
 DOCUMENT: Final = {"id": 7, "name": "customer-0000007", "items": [1, 2, 3], "price": 9.5}
 GROUP: Final = 6_000
-"""Records of one round."""
+"""Number of records in a round."""
 TASKS: Final = 64
 ROUNDS: Final = 9
 TIMEOUT: Final = 5.0
@@ -42,12 +42,12 @@ Times = Mapping[str, float]
 
 
 def encode(text: str) -> bytes:
-    """The serializer in Python."""
+    """Encode a text. A serializer in Python."""
     return text.encode()
 
 
 def submitting(make: Callable[[], Any]) -> Send:
-    """One task submits the results of `make`, then flushes."""
+    """Return a function in which one task submits the results of `make`, then flushes."""
 
     async def send(producer: Producer[Any, Any]) -> None:
         for _ in range(GROUP):
@@ -58,7 +58,7 @@ def submitting(make: Callable[[], Any]) -> Send:
 
 
 def same(value: Any) -> Send:
-    """Like `submitting`, but with one object, so that creating it is not measured."""
+    """Do the same as `submitting` with one object, so that its creation is not measured."""
 
     async def send(producer: Producer[Any, Any]) -> None:
         for _ in range(GROUP):
@@ -69,7 +69,7 @@ def same(value: Any) -> Send:
 
 
 def requesting(value: Any, **options: Any) -> Send:
-    """64 tasks await one `send` after the other."""
+    """Return a function in which 64 tasks await one `send` after the other."""
 
     async def send(producer: Producer[Any, Any]) -> None:
         left = iter(range(GROUP))
@@ -85,13 +85,14 @@ def requesting(value: Any, **options: Any) -> Send:
 
 @dataclass(frozen=True)
 class Way:
-    """How records are sent.
+    """A way to send records.
 
     Attributes:
-        settings: of the producer.
-        alone: the function of the user that is called for a record and its arguments, which is
-            measured apart.
-        limit: µs that the way may take, from the times of all ways and of `alone`.
+        settings: settings of the producer.
+        alone: the user's function that is called for each record, and its arguments. It is also
+            measured separately.
+        limit: function that returns the maximum time in µs from the times of all ways and of
+            `alone`.
     """
 
     name: str
@@ -106,12 +107,12 @@ def _at_most(limit: float) -> Callable[[Times, float], float]:
 
 
 def _times(factor: float, other: str) -> Callable[[Times, float], float]:
-    """A multiple of another way, and what the user's objects take alone."""
+    """Return a limit: a multiple of the time of another way, plus the time of `alone`."""
     return lambda times, alone: factor * times[other] + alone
 
 
 def ways() -> list[Way]:
-    """All ways that can be measured here; those of orjson if it is installed."""
+    """Return all ways that can be measured. The ways with orjson need that package."""
     nothing = NothingDone()
     found = [
         Way("bytes", same(VALUE)),
@@ -153,7 +154,7 @@ def ways() -> list[Way]:
 
 
 async def measure(chosen: list[Way], rounds: int) -> dict[str, float]:
-    """Microseconds of processor time per record, by the name of the way."""
+    """Return the CPU time per record in µs, by the name of the way."""
     best: dict[str, float] = {}
     async with contextlib.AsyncExitStack() as stack:
         producers = []
@@ -176,7 +177,7 @@ async def measure(chosen: list[Way], rounds: int) -> dict[str, float]:
 
 
 def alone(way: Way, rounds: int) -> float:
-    """Microseconds of the user's objects, without a producer; 0 if there are none to add."""
+    """Return the time of the user's function without a producer, µs, or 0 if there is none."""
     if way.alone is None:
         return 0.0
     call, *arguments = way.alone
@@ -190,7 +191,7 @@ def alone(way: Way, rounds: int) -> float:
 
 
 def verdicts(found: list[Way], times: Times, rounds: int) -> list[Verdict]:
-    """Whether the ways that have a limit keep it."""
+    """Check the ways that have a limit."""
     made = []
     for way in found:
         if way.limit is not None:

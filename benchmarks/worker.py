@@ -1,8 +1,8 @@
-"""One measurement in a separate process: prints a line of JSON.
+"""Runs one measurement in a separate process, and prints a line of JSON.
 
     python -m benchmarks.worker '{"servers": "host:port", "topic": "t", "case": {...}}'
 
-A short run of the same case comes first and is not timed.
+A short warm-up of the same case comes first and is not timed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PERF_ENDS: Final = 30.0
 
 
 def rss_mib() -> float:
-    """Peak memory of this process, MiB. On Linux `ru_maxrss` is inherited from the process that
-    started this one, so VmHWM is preferred."""
+    """Return the peak memory of this process, MiB. VmHWM is preferred, because on Linux a process
+    inherits `ru_maxrss` from the process that started it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -45,7 +45,7 @@ def rss_mib() -> float:
 
 
 def percentiles(latencies: Sequence[float]) -> dict[str, float]:
-    """Percentiles in milliseconds; empty without latencies."""
+    """Return percentiles in milliseconds. The dict is empty if there are no latencies."""
     if not latencies:
         return {}
     ordered = sorted(latencies)
@@ -55,7 +55,7 @@ def percentiles(latencies: Sequence[float]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def profiled(output: str | None) -> Iterator[None]:
-    """Profile this process with `perf` within the block, if a file is given."""
+    """Profile this process with `perf` within the block if a file is given."""
     if output is None:
         yield
         return
@@ -72,7 +72,8 @@ def profiled(output: str | None) -> Iterator[None]:
 async def measure(
     case: Case, servers: str, topic: str, profile: str | None = None
 ) -> dict[str, Any]:
-    """Wall-clock and CPU seconds for the acknowledged records, latencies, loop lag, memory."""
+    """Measure a Python client: wall-clock and CPU seconds for the acknowledged records, latencies,
+    loop lag and memory."""
     client = PYTHON_CLIENTS[case.client](case, payloads.make(case))
     await client.start(servers, topic)
     warm = max(case.tasks, int(case.records * WARM_UP_SHARE))
@@ -148,7 +149,7 @@ def measure_franz(case: Case, servers: str, topic: str) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """The measurement that `job` describes."""
+    """Run the measurement that `job` describes."""
     case = Case(**job["case"])
     where = job["servers"], job["topic"]
     if job.get("cpu") is not None:

@@ -1,1 +1,1 @@
-"""Programs that show how aiokprod is used; each is run by the tests."""
+"""Programs that show the use of aiokprod. The tests run each program."""

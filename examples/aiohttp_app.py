@@ -1,9 +1,9 @@
-"""An aiohttp service whose handler answers once Kafka has the event, with probes and a drain.
+"""An aiohttp service that responds once Kafka has stored the event, with probes and a drain.
 
     pip install aiokprod aiohttp
     KAFKA_BOOTSTRAP=localhost:9092 python -m examples.aiohttp_app
 
-At SIGTERM the server waits for requests (SHUTDOWN_S), then the producer drains (DRAIN_S).
+After SIGTERM, the server waits for requests (SHUTDOWN_S), then the producer drains (DRAIN_S).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def run_producer(app: web.Application) -> AsyncIterator[None]:
 
 
 async def event(request: web.Request) -> web.Response:
-    """Stores the request body as it is; the visitor in the path is the key."""
+    """Stores the unchanged request body. The visitor in the path is the key."""
     body = await request.read()
     visitor = request.match_info["visitor"].encode()
     metadata = await request.app[PRODUCER].send(TOPIC, body, key=visitor, timeout=5.0)
@@ -42,7 +42,7 @@ async def event(request: web.Request) -> web.Response:
 
 
 async def click(request: web.Request) -> web.Response:
-    """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
+    """Accepts the body and sends it later, at the latest in the drain at shutdown."""
     body = await request.read()
     visitor = request.match_info["visitor"].encode()
     await request.app[PRODUCER].submit(TOPIC, body, key=visitor)
@@ -54,7 +54,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def kafka_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The response for a record that Kafka does not have, or may not have."""
+    """Returns an error response if Kafka has not, or may not have, stored the record."""
     try:
         return await handler(request)
     except KafkaError as error:
@@ -63,7 +63,7 @@ async def kafka_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def probe(ask: Callable[[Probes], Probe]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """A handler for a probe of Kubernetes."""
+    """Returns a handler for a Kubernetes probe."""
 
     async def handler(request: web.Request) -> web.Response:
         answer = ask(Probes(request.app[PRODUCER]))
@@ -73,7 +73,7 @@ def probe(ask: Callable[[Probes], Probe]) -> Callable[[web.Request], Awaitable[w
 
 
 def make_app() -> web.Application:
-    """The application; tests run it on another port."""
+    """Returns the application. Tests run it on another port."""
     app = web.Application(middlewares=[kafka_errors])
     app.cleanup_ctx.append(run_producer)
     app.router.add_post("/events/{visitor}", event)

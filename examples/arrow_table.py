@@ -16,14 +16,15 @@ SENSORS = ("oslo-1", "lima-2", "perth-3")
 
 
 def readings(count: int) -> Any:
-    """A table whose columns are the parts of a record; `run` shows the use of other names."""
+    """Returns a table with a column for each field of a record. `run` shows how to use other
+    column names."""
     import pyarrow as pa
 
     start = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
     return pa.table(
         {
             "sensor": [SENSORS[row % len(SENSORS)] for row in range(count)],
-            # A null value is a tombstone: here, for every 100th reading.
+            # A null value is a tombstone. Here, every 100th reading is one.
             "value": [None if row % 100 == 99 else f'{{"row": {row}}}' for row in range(count)],
             "timestamp": pa.array(
                 [start + datetime.timedelta(seconds=row) for row in range(count)],
@@ -38,7 +39,7 @@ def readings(count: int) -> Any:
 
 
 async def run(bootstrap: str, count: int = 100_000) -> BulkResult:
-    """Sends `count` readings, keyed by their sensor, and waits until each has its outcome."""
+    """Sends `count` readings, keyed by their sensor, and waits until each has an outcome."""
     async with Producer(bootstrap_servers=bootstrap, compression_type="zstd") as producer:
         return await producer.send_table("table-readings", readings(count), key_column="sensor")
 

@@ -3,7 +3,7 @@
     python -m examples.batch_job localhost:9092 lines /var/log/some.log
 
 `submit` returns once a record is in a batch. It waits while `buffer_memory` is full, so that a file
-of any size needs only a few megabytes. Each `Delivery` gets an offset or an error.
+of any size needs only a few megabytes of memory. Each `Delivery` gets an offset or an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Summary:
     failed: list[KafkaError] = field(default_factory=list)
 
     def settle(self, delivery: Delivery) -> None:
-        """Called once per record, when its outcome is known."""
+        """Counts the outcome of a record. Called once per record."""
         error = delivery.exception()
         if error is None:
             self.delivered += 1
@@ -33,7 +33,7 @@ class Summary:
 
 
 async def run(bootstrap: str, topic: str, lines: Iterable[str]) -> Summary:
-    """Sends all lines and returns once each has its outcome."""
+    """Sends all lines and returns once each has an outcome."""
     summary = Summary()
     async with Producer(
         bootstrap_servers=bootstrap,

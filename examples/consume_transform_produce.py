@@ -1,13 +1,14 @@
-"""Consume, transform, produce, exactly once: offsets and output are committed together.
+"""Consumes, transforms and produces exactly once: offsets and output are committed together.
 
     python -m examples.consume_transform_produce localhost:9092 orders invoices
 
 The consumer's offsets are part of the producer's transaction. After a crash, an abort or a
-rebalance the same records are read again, and the earlier output for them is invisible to consumers
-with isolation level read_committed. With the group metadata, the broker rejects offsets of a
+rebalance, the same records are read again. The earlier output for them is invisible to consumers
+with isolation level read_committed. The group metadata makes the broker reject offsets of a
 consumer that has lost its partitions (KIP-447).
 
-`with_aiokafka` uses aiokafka's consumer, `with_confluent` confluent-kafka's in a worker thread.
+`with_aiokafka` uses aiokafka's consumer. `with_confluent` uses confluent-kafka's consumer in a
+worker thread.
 """
 
 from __future__ import annotations
@@ -22,26 +23,28 @@ from aiokprod import AbortableTransactionError, Producer
 Transform = Callable[[bytes], bytes]
 
 AT_ONCE = 500
-"""Maximum number of records per transaction: more are cheaper per record, but add latency."""
+"""Maximum number of records per transaction. Larger transactions cost less per record, but increase
+the latency."""
 
 
 async def with_aiokafka(
     servers: str, source: str, target: str, transform: Transform, *, until: int | None = None
 ) -> int:
-    """Copy `source` to `target` until `until` records are copied (None: forever)."""
+    """Copy `source` to `target` until `until` records are copied, or forever if it is None. Return
+    the number of copied records."""
     from aiokafka import AIOKafkaConsumer
 
     consumer = AIOKafkaConsumer(
         source,
         bootstrap_servers=servers,
         group_id=f"{source}-to-{target}",
-        enable_auto_commit=False,  # the transaction commits them
+        enable_auto_commit=False,  # the transaction commits the offsets
         auto_offset_reset="earliest",
         isolation_level="read_committed",
     )
     done = 0
     async with (
-        # The id must be the same after a restart, and different in every instance.
+        # The id must not change at a restart, and every instance needs a different id.
         Producer(bootstrap_servers=servers, transactional_id=f"{source}-to-{target}-0") as producer,
         consumer,
     ):
@@ -67,7 +70,7 @@ async def with_aiokafka(
 async def with_confluent(
     servers: str, source: str, target: str, transform: Transform, *, until: int | None = None
 ) -> int:
-    """The same with confluent-kafka's consumer, whose calls block."""
+    """Do the same as `with_aiokafka` with confluent-kafka's consumer, whose calls block."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""A custom partitioner: orders of big customers get dedicated partitions.
+"""A custom partitioner that gives the orders of big customers dedicated partitions.
 
 python -m examples.custom_partitioner localhost:9092
 """
@@ -14,10 +14,10 @@ BIG = (b"acme", b"globex")
 
 
 class BigCustomersApart:
-    """Assigns each of the first partitions to one big customer, and the others to all the rest.
+    """Assigns a dedicated partition to each big customer, and the remaining ones to the others.
 
-    A partitioner gets the topic, the key and value before and after serialization, and the cluster
-    metadata of the producer. It must be fast, because it runs once per record.
+    The arguments of a partitioner are the topic, the key and the value before and after
+    serialization, and the cluster metadata. It must be fast, because it runs once per record.
     """
 
     def partition(
@@ -33,7 +33,7 @@ class BigCustomersApart:
         reserved = min(len(BIG), total - 1)
         if key_bytes in BIG[:reserved]:
             return BIG.index(key_bytes)
-        # The same customer always gets the same partition, which keeps its orders in order.
+        # A customer always gets the same partition, so that its orders stay in order.
         return reserved + sum(key_bytes or b"") % (total - reserved)
 
 

@@ -1,12 +1,12 @@
-"""Sends all flights that left New York in 2013 to Kafka and reads them back.
+"""Sends all flights that left New York in 2013 to Kafka, reads them and compares the two.
 
     make demo                         embedded broker (inside the confluent-kafka wheel)
     make demo KAFKA=1                 three real Kafka nodes on this machine (Java 17+, Maven)
     make demo BOOTSTRAP=host:port     your own cluster; the demo creates and deletes a topic
 
-Produces the 336 776 flights with aiokprod, keyed by tail number, then reads the topic with an
-independent client and checks that every flight is there once, byte for byte, and that each
-aircraft's flights are in order.
+The demo produces the 336 776 flights with aiokprod, keyed by tail number. Then it reads the topic
+with an independent client. It checks that every flight is stored exactly once and unchanged, and
+that the flights of each aircraft are in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTITIONS = 6
 
 
 class Progress:
-    """A progress bar on a terminal; elsewhere one line per quarter."""
+    """A progress bar on a terminal. Other outputs get one line per quarter."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title = title
@@ -67,8 +67,8 @@ class Acknowledgements:
         self._settled = 0
 
     def on_done(self, delivery: Delivery) -> None:
-        """Count a streamed flight when it has its outcome. Its latency is known to the millisecond,
-        from the timestamp of the record."""
+        """Count the outcome of a streamed flight. Its latency is computed from the timestamp of the
+        record, which has a resolution of a millisecond."""
         seconds = time.time() - delivery.timestamp_ms / 1000
         self._count(seconds, self.streamed, delivery.exception())
 
@@ -88,8 +88,9 @@ class Acknowledgements:
 async def produce(
     producer: Producer[bytes, bytes], topic: str, flights: Sequence[Flight]
 ) -> tuple[Acknowledgements, float]:
-    """Send most flights as fast as possible, then a few one at a time. Returns the seconds of the
-    first part. The few come last, because brokers are slow just after their start."""
+    """Send most flights as fast as possible, then a few flights one at a time. Return the outcomes
+    and the seconds of the first part. Single sends come last, because brokers that have just
+    started are slow."""
     acks = Acknowledgements(len(flights))
     await producer.warm([topic])
     begun = time.perf_counter()
@@ -108,7 +109,7 @@ async def produce(
 
 
 def percentiles(seconds: list[float]) -> str:
-    """p50, p95, p99 and maximum in milliseconds."""
+    """Return a text with p50, p95, p99 and the maximum in milliseconds."""
     ordered = sorted(seconds)
 
     def at(share: float) -> float:
@@ -122,7 +123,7 @@ def percentiles(seconds: list[float]) -> str:
 
 @asynccontextmanager
 async def cluster(bootstrap: str | None, kafka: bool) -> AsyncIterator[tuple[str, str]]:
-    """The brokers to use, as (bootstrap servers, description)."""
+    """Start the chosen brokers, and yield (bootstrap servers, description)."""
     from aiokprod.testing.kafka_cluster import KafkaCluster
     from aiokprod.testing.mock_cluster import MockCluster
 
@@ -139,7 +140,7 @@ async def cluster(bootstrap: str | None, kafka: bool) -> AsyncIterator[tuple[str
 
 @asynccontextmanager
 async def topic_on(servers: str, embedded: bool) -> AsyncIterator[str]:
-    """A new topic, deleted at the end. The embedded broker creates it on first use."""
+    """Create a topic and delete it at the end. The embedded broker creates it on first use."""
     from aiokprod.testing.kafka_admin import ClusterAdmin
 
     name = f"aiokprod-demo-{uuid.uuid4().hex[:8]}"
@@ -178,7 +179,7 @@ async def run(bootstrap: str | None, kafka: bool) -> int:
     ):
         print(f"brokers   {what}\ntopic     {topic}", flush=True)
         flights = all_flights()
-        # zstd, because the embedded broker keeps only the newest 5 MiB of a partition.
+        # Compress, because the embedded broker keeps only the newest 5 MiB of a partition.
         async with Producer(bootstrap_servers=servers, compression_type="zstd") as producer:
             acks, seconds = await produce(producer, topic, flights)
             batches = producer.metrics()["batches_acknowledged"]
@@ -205,7 +206,7 @@ def report(flights: list[Flight], acks: Acknowledgements, seconds: float, batche
 
 
 def verify(servers: str, topic: str, flights: list[Flight]) -> list[str]:
-    """Read the topic back and return the problems found. Blocks while it reads."""
+    """Read the topic and return the differences from `flights`. Blocks while it reads."""
     sent = Fingerprint()
     for flight in flights:
         sent.add(flight.key, flight.value)
@@ -219,7 +220,7 @@ def verify(servers: str, topic: str, flights: list[Flight]) -> list[str]:
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop if it is installed (aiokprod depends on it), else asyncio's loop."""
+    """Return uvloop's loop factory if uvloop is installed, otherwise None for asyncio's loop."""
     try:
         import uvloop
     except ImportError:
@@ -238,7 +239,7 @@ def main() -> None:
             sys.exit(runner.run(run(chosen.bootstrap, chosen.kafka)))
     except KeyboardInterrupt:
         sys.exit(130)
-    except (KafkaError, RuntimeError) as error:  # from the producer; from clusters and read-back
+    except (KafkaError, RuntimeError) as error:  # RuntimeError: from the cluster or the reader
         sys.exit(f"the demo failed: {error}")
 
 

@@ -4,9 +4,9 @@
     KAFKA_BOOTSTRAP=localhost:9092 gunicorn examples.django_app:wsgi --workers 2 --threads 8
     KAFKA_BOOTSTRAP=localhost:9092 uvicorn examples.django_app:asgi
 
-The producer is created with the module and started by the first record of each process. What is
-pending when a process ends is sent, within close_timeout_ms. In a project, the producer belongs in
-a separate module, next to the settings.
+The module creates the producer, and the first record of each process starts it. A process sends its
+pending records before it exits, within close_timeout_ms. In a project, the producer belongs in a
+separate module, next to the settings.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ producer = Blocking(
 
 
 def failed(error: KafkaError) -> JsonResponse:
-    """The response for a record that Kafka does not have, or may not have."""
+    """Returns an error response: Kafka has not, or may not have, stored the record."""
     response = http_status(error)
     return JsonResponse(response.body, status=response.status, headers=response.headers)
 
 
 def record_event(request: HttpRequest, user: str) -> JsonResponse:
-    """Stores the body of the request and answers once Kafka has it."""
+    """Stores the request body and responds once Kafka has stored it."""
     try:
         metadata = producer.send(TOPIC, request.body, key=user.encode(), timeout=5)
     except KafkaError as error:
@@ -58,7 +58,7 @@ def record_event(request: HttpRequest, user: str) -> JsonResponse:
 
 
 def record_click(request: HttpRequest, user: str) -> JsonResponse:
-    """Accepts the body, which is sent later."""
+    """Accepts the body and sends it later."""
     try:
         producer.submit(TOPIC, request.body, key=user.encode())
     except KafkaError as error:
@@ -67,7 +67,7 @@ def record_click(request: HttpRequest, user: str) -> JsonResponse:
 
 
 def ready(request: HttpRequest) -> JsonResponse:
-    """For the readinessProbe of Kubernetes."""
+    """Responds to the readinessProbe of Kubernetes."""
     producer.start()
     health = producer.health()
     return JsonResponse({"state": health.state}, status=503 if health.state != "running" else 200)
@@ -83,7 +83,7 @@ django_asgi = get_asgi_application()
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:
-    """Django with the end of the lifespan, which Django itself ignores.
+    """Runs Django and handles the end of the ASGI lifespan, which Django itself ignores.
 
     uvicorn ends its process with the signal that it received, so that no `atexit` function runs.
     """

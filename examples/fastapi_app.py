@@ -1,11 +1,11 @@
-"""A FastAPI service whose handlers answer once Kafka has the event, with probes and a drain.
+"""A FastAPI service that responds once Kafka has stored the event, with probes and a drain.
 
     pip install aiokprod fastapi uvicorn
     KAFKA_BOOTSTRAP=localhost:9092 uvicorn examples.fastapi_app:app --timeout-graceful-shutdown 8
 
-The application has one producer, so that requests that arrive together share batches. At SIGTERM
-the server first waits for requests (8 s, above), then the producer drains (DRAIN_S): together less
-than the 30 s after which Kubernetes kills the container.
+The application has one producer, so that concurrent requests share batches. After SIGTERM, the
+server first waits for requests (8 s, above), then the producer drains (DRAIN_S). The sum must be
+less than the 30 s after which Kubernetes kills the container.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         bootstrap_servers=os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092"),
         key_serializer=StringSerializer(),
         value_serializer=JsonSerializer(),
-        delivery_timeout_ms=10_000,  # fail while the HTTP client still waits
+        delivery_timeout_ms=10_000,  # shorter than the timeout of the HTTP client
         request_timeout_ms=5_000,
         max_block_ms=5_000,
     )
@@ -44,7 +44,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def producer_of(request: Request) -> Producer[str, Any]:
-    """The dependency of the handlers."""
+    """Returns the producer, as a dependency of the handlers."""
     producer: Producer[str, Any] = request.app.state.producer
     return producer
 
@@ -57,10 +57,10 @@ app.mount("/kafka", probes(lambda: getattr(app.state, "producer", None)))
 
 @app.exception_handler(KafkaError)
 async def kafka_failed(request: Request, error: KafkaError) -> JSONResponse:
-    """The response for an event that Kafka does not have, or may not have."""
+    """Returns an error response: Kafka has not, or may not have, stored the event."""
     response = http_status(error)
     if response.status == 500:
-        logger.error("%s", error)  # a permission, a setting or a defect
+        logger.error("%s", error)  # the cause is a permission, a setting or a bug
     return JSONResponse(response.body, response.status, response.headers)
 
 
@@ -73,12 +73,12 @@ async def record_event(user: str, event: dict[str, Any], producer: Kafka) -> dic
 
 @app.post("/sync-events/{user}", status_code=201)
 def record_event_in_thread(user: str, event: dict[str, Any], producer: Kafka) -> dict[str, Any]:
-    """The same for synchronous code, which FastAPI runs in a thread."""
+    """Stores an event from synchronous code, which FastAPI runs in a thread."""
     metadata = producer.send_threadsafe(TOPIC, event, key=user).result()
     return {"partition": metadata.partition, "offset": metadata.offset}
 
 
 @app.post("/clicks/{user}", status_code=202)
 async def record_click(user: str, event: dict[str, Any], producer: Kafka) -> None:
-    """Accepts an event that is sent later. If the process is asked to end, the drain sends it."""
+    """Accepts an event and sends it later, at the latest in the drain at shutdown."""
     await producer.submit(TOPIC, event, key=user)

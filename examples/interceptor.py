@@ -15,7 +15,7 @@ from aiokprod import KafkaError, Producer, ProducerRecord, RecordMetadata
 
 
 class Tracing:
-    """Is called for each record before it is serialized, and once when it has its outcome.
+    """Intercepts each record before its serialization, and once when it has its outcome.
 
     Exceptions of an interceptor are logged and do not affect the record.
     """
@@ -24,12 +24,12 @@ class Tracing:
         self.settled: Counter[str] = Counter()
 
     def on_send(self, record: ProducerRecord[bytes, bytes]) -> ProducerRecord[bytes, bytes]:
-        """Returns the record to send."""
+        """Returns the record to send, with a trace id."""
         trace = ("trace-id", uuid.uuid4().hex.encode())
         return dataclasses.replace(record, headers=[*record.headers, trace])
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: KafkaError | None) -> None:
-        """Called on the event loop; must not block."""
+        """Counts the outcome. Called on the event loop, so it must not block."""
         if error is not None:
             self.settled[f"failed: {error.outcome.value}"] += 1
         else:

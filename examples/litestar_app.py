@@ -3,7 +3,7 @@
     pip install aiokprod litestar granian
     KAFKA_BOOTSTRAP=localhost:9092 granian --interface asgi examples.litestar_app:app
 
-granian waits for the lifespan function, and so for the drain, before a worker ends.
+Before a worker exits, granian waits for the lifespan function, and thus for the drain.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
 
 @post("/events/{user:str}")
 async def record_event(user: str, data: dict[str, Any], state: State) -> Response[dict[str, Any]]:
-    """Stores an event and answers once Kafka has it."""
+    """Stores an event and responds once Kafka has stored it."""
     metadata = await state.producer.send(TOPIC, data, key=user, timeout=5.0)
     return Response({"partition": metadata.partition, "offset": metadata.offset}, status_code=201)
 
 
 @post("/clicks/{user:str}")
 async def record_click(user: str, data: dict[str, Any], state: State) -> Response[dict[str, Any]]:
-    """Accepts an event that is sent later. If the process is asked to end, the drain sends it."""
+    """Accepts an event and sends it later, at the latest in the drain at shutdown."""
     await state.producer.submit(TOPIC, data, key=user)
     return Response({}, status_code=202)
 
 
 def kafka_failed(_: Request[Any, Any, Any], error: KafkaError) -> Response[dict[str, object]]:
-    """The response for a record that Kafka does not have, or may not have."""
+    """Returns an error response: Kafka has not, or may not have, stored the record."""
     response = http_status(error)
     return Response(response.body, status_code=response.status, headers=response.headers)
 
@@ -62,7 +62,7 @@ app = Litestar(
     [record_event, record_click, asgi("/kafka", is_mount=True, copy_scope=True)(probes(producer))],
     lifespan=[lifespan],
     exception_handlers={KafkaError: kafka_failed},
-    # Litestar's default writes log entries in another thread, which ends before the last of them:
-    # the report of the drain. Without it, the server or the program configures logging.
+    # Litestar's default writes log entries in another thread, which ends before the drain writes
+    # its report. With None, the server or the program configures logging.
     logging_config=None,
 )

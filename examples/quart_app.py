@@ -24,7 +24,7 @@ producer = Producer(
 )
 kafka = probes(producer)
 app = Quart(__name__)
-# Quart cancels the shutdown functions after this time.
+# Quart cancels the shutdown functions after this time, so it must exceed the drain time.
 app.config["SHUTDOWN_TIMEOUT"] = DRAIN_S + 5
 
 
@@ -37,7 +37,7 @@ async def run_producer() -> AsyncGenerator[None, None]:
 
 @app.post("/events/<user>")
 async def record_event(user: str) -> tuple[dict[str, Any], int]:
-    """Stores the body of the request and answers once Kafka has it."""
+    """Stores the request body and responds once Kafka has stored it."""
     body: bytes = await request.body
     metadata = await producer.send(TOPIC, body, key=user.encode(), timeout=5.0)
     return {"partition": metadata.partition, "offset": metadata.offset}, 201
@@ -45,7 +45,7 @@ async def record_event(user: str) -> tuple[dict[str, Any], int]:
 
 @app.post("/clicks/<user>")
 async def record_click(user: str) -> tuple[dict[str, Any], int]:
-    """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
+    """Accepts the body and sends it later, at the latest in the drain at shutdown."""
     body: bytes = await request.body
     await producer.submit(TOPIC, body, key=user.encode())
     return {}, 202
@@ -53,29 +53,29 @@ async def record_click(user: str) -> tuple[dict[str, Any], int]:
 
 @app.errorhandler(KafkaError)
 async def kafka_failed(error: KafkaError) -> tuple[dict[str, object], int, dict[str, str]]:
-    """The response for a record that Kafka does not have, or may not have."""
+    """Returns an error response: Kafka has not, or may not have, stored the record."""
     response = http_status(error)
     return response.body, response.status, response.headers
 
 
 def respond(probe: Probe) -> tuple[dict[str, object], int]:
-    """The response for a probe."""
+    """Returns the response for a probe."""
     return probe.body, probe.status
 
 
 @app.get("/kafka/livez")
 async def live() -> tuple[dict[str, object], int]:
-    """For the livenessProbe of Kubernetes."""
+    """Responds to the livenessProbe of Kubernetes."""
     return respond(kafka.live())
 
 
 @app.get("/kafka/readyz")
 async def ready() -> tuple[dict[str, object], int]:
-    """For the readinessProbe."""
+    """Responds to the readinessProbe of Kubernetes."""
     return respond(kafka.ready())
 
 
 @app.get("/kafka/startupz")
 async def started() -> tuple[dict[str, object], int]:
-    """For the startupProbe."""
+    """Responds to the startupProbe of Kubernetes."""
     return respond(kafka.started())

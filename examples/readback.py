@@ -1,6 +1,6 @@
-"""Reads a topic with an independent client (confluent-kafka) and compares it with what was sent.
+"""Reads a topic with confluent-kafka and compares its records with the records that were sent.
 
-Independent of aiokprod: librdkafka parses the batches and checks their CRC.
+The check is independent of aiokprod: librdkafka parses the batches and checks their CRC.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 SILENCE = 30.0
-"""Seconds without a record after which reading fails."""
+"""Seconds without a record after which the read fails."""
 
 
 def read_back(servers: str, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Key and value of every record now in the topic, in order within each partition.
+    """Yield the key and value of every record in the topic, in order within each partition.
 
-    Raises RuntimeError if records are missing at the head of a partition or do not arrive.
+    Raises RuntimeError if a partition lacks its first records, or if records do not arrive.
     """
     from confluent_kafka import Consumer, TopicPartition
 
@@ -55,7 +55,8 @@ def read_back(servers: str, topic: str) -> Iterator[tuple[bytes | None, bytes | 
 
 
 class Fingerprint:
-    """Count and content of many records: in order for each key, as a set for those without."""
+    """The number and content of many records. It depends on the order of the records of each key,
+    but not on the order of records without a key."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -67,7 +68,8 @@ class Fingerprint:
         content = b"\x00" if value is None else b"\x01" + len(value).to_bytes(4, "big") + value
         self.records += 1
         if key is None:
-            # A sum: these records may be in several partitions, so their order is undefined.
+            # Add the hashes, because records without a key may be in several partitions, so that
+            # their order is undefined.
             self._keyless += int.from_bytes(
                 hashlib.blake2b(content, digest_size=16).digest(), "big"
             )
@@ -79,7 +81,7 @@ class Fingerprint:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def differences(self, found: Fingerprint) -> list[str]:
-        """The differences of `found` from this one, as text; empty if they are equal."""
+        """Return the differences of `found` from this fingerprint as lines of text."""
         words = []
         if self.records != found.records:
             words.append(f"{self.records:,} records were sent, {found.records:,} are in the topic")

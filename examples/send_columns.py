@@ -1,4 +1,4 @@
-"""`send_many` with columns: the fastest way to send Python objects that are in memory.
+"""`send_many` with columns: the fastest way to send many Python objects.
 
 python -m examples.send_columns localhost:9092
 """
@@ -16,7 +16,7 @@ CITIES = (b"Oslo", b"Lima", b"Perth", b"Quito")
 async def run(bootstrap: str, count: int = 100_000) -> tuple[BulkResult, BulkResult]:
     """Sends `count` readings of one topic as columns, then a few records of two topics."""
     async with Producer(bootstrap_servers=bootstrap, compression_type="zstd") as producer:
-        # Columns: one topic, a list of values, optionally lists of keys, headers, timestamps.
+        # Columns: one topic, a list of values, and optional lists of keys, headers and timestamps.
         values = [b'{"reading": %d}' % number for number in range(count)]
         keys = [CITIES[number % len(CITIES)] for number in range(count)]
         columns = await producer.send_many("readings", values, keys=keys)
@@ -33,7 +33,8 @@ async def run(bootstrap: str, count: int = 100_000) -> tuple[BulkResult, BulkRes
 def main() -> None:
     columns, mixed = asyncio.run(run(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"))
     for name, result in (("columns", columns), ("records", mixed)):
-        # A bad record does not affect the others: `errors` has the position and error of each.
+        # An invalid record does not affect the others. `errors` maps the positions of failed
+        # records to their errors.
         print(f"{name}: {len(result.offsets)} sent, all acknowledged: {result.ok}")
         for position, error in list(result.errors.items())[:10]:
             print(f"  record {position}: {error.outcome.value}: {error}")

@@ -22,7 +22,7 @@ from aiokprod.app import http_status, probes, serving
 TOPIC = "events"
 DRAIN_S = float(os.environ.get("DRAIN_S", "15"))
 
-# The constructor opens no connection and needs no event loop; `serving` starts the producer.
+# The constructor opens no connection and needs no event loop. `serving` starts the producer.
 producer = Producer(
     bootstrap_servers=os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092"),
     max_block_ms=5_000,
@@ -30,7 +30,7 @@ producer = Producer(
 
 
 class State(TypedDict):
-    """What the handlers find in `request.state`."""
+    """The attributes of `request.state`."""
 
     producer: Producer[bytes, bytes]
 
@@ -43,21 +43,21 @@ async def lifespan(app: Starlette) -> AsyncIterator[State]:
 
 
 async def record_event(request: Request) -> Response:
-    """Stores the body of the request and answers once Kafka has it."""
+    """Stores the request body and responds once Kafka has stored it."""
     key = request.path_params["user"].encode()
     metadata = await request.state.producer.send(TOPIC, await request.body(), key=key, timeout=5.0)
     return JSONResponse({"partition": metadata.partition, "offset": metadata.offset}, 201)
 
 
 async def record_click(request: Request) -> Response:
-    """Accepts the body, which is sent later. If the process is asked to end, the drain sends it."""
+    """Accepts the body and sends it later, at the latest in the drain at shutdown."""
     key = request.path_params["user"].encode()
     await request.state.producer.submit(TOPIC, await request.body(), key=key)
     return Response(status_code=202)
 
 
 async def kafka_failed(request: Request, error: Exception) -> Response:
-    """The response for a record that Kafka does not have, or may not have."""
+    """Returns an error response: Kafka has not, or may not have, stored the record."""
     assert isinstance(error, KafkaError)
     response = http_status(error)
     return JSONResponse(response.body, response.status, response.headers)

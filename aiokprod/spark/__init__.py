@@ -1,4 +1,4 @@
-"""DataFrames to Kafka from PySpark, without a JVM connector: `format("aiokprod")`.
+"""Write PySpark DataFrames to Kafka without a JVM connector, with `format("aiokprod")`.
 
     from aiokprod.spark import register
 
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    # Importing the submodule `foreach_batch` set this name to the module: replace it with the
-    # function.
+    # The import of the submodule `foreach_batch` bound this name to the module. Bind it to the
+    # function instead.
     globals()[name] = found
     return found

@@ -13,7 +13,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 DEF MAX_DATA = 2147483647
-DEF MAX_ROWS = 1 << 58  # sizes in bytes, and sums of two of them, then fit into 64 bits
+DEF MAX_ROWS = 1 << 58  # so that the sum of two sizes in bytes fits into 64 bits
 
 
 cdef class Column:
@@ -79,7 +79,7 @@ cdef class Binary:
         self.offsets.put32(0)
 
     cdef inline int add(self, const uint8_t *source, Py_ssize_t size) except -1:
-        """Append a value; `size` -1 = null."""
+        """Append a value. A `size` of -1 appends a null."""
         cdef uint8_t flag = size >= 0
         self.valid.put(&flag, 1)
         if size < 0:
@@ -101,7 +101,7 @@ cdef class Binary:
 cdef class RecordColumns:
     """Collects the records of any number of batches as columns.
 
-    With `values` or `headers` False these columns are left out.
+    If `values` or `headers` is False, that column is left out.
     """
 
     cdef Column _offsets
@@ -144,9 +144,9 @@ cdef class RecordColumns:
     def add(self, payload, int count, int64_t base_offset, int64_t base_timestamp,
             int64_t append_time, int64_t producer_id, int16_t epoch, int32_t base_sequence,
             int16_t attributes, int64_t first, int64_t end):
-        """Add the records of one uncompressed batch with offsets from `first` to `end` - 1.
+        """Add those records of one uncompressed batch whose offsets are `first` to `end` - 1.
 
-        `append_time`: log append time of the batch, or -1 if the records have timestamps.
+        `append_time` is the log append time of the batch, or -1 if the records have timestamps.
 
         Raises:
             ValueError: `payload` does not contain exactly `count` records.
@@ -217,8 +217,8 @@ cdef class RecordColumns:
     def take(self):
         """Return the collected columns as bytes by name, and clear them.
 
-        Fixed-width columns have native byte order; byte columns are (validity bytes, int32 offsets,
-        data, number of nulls).
+        Fixed-width columns have native byte order. A byte column is a tuple (validity bytes, int32
+        offsets, data, number of nulls).
         """
         found = {
             "count": self.count,
@@ -270,7 +270,7 @@ cdef class RecordReader:
         return 0
 
     cdef inline int blob(self, Binary into) except -1:
-        """Read a nullable length and its bytes; skip them if `into` is None."""
+        """Read a nullable byte string and add it to `into`, or skip it if `into` is None."""
         cdef int64_t size = self.varlong()
         if size < -1 or size > self.end - self.at:
             raise ValueError("a record has an invalid length")
@@ -282,7 +282,7 @@ cdef class RecordReader:
 
 
 cdef class View:
-    """The bytes of an object with the buffer protocol, of any item type; empty for None."""
+    """The bytes of an object that supports the buffer protocol; empty for None."""
 
     cdef Py_buffer _view
     cdef bint _held
@@ -312,8 +312,8 @@ cdef inline uint64_t _mix(uint64_t value) noexcept nogil:
 
 
 cdef uint64_t _hash(const uint8_t *data, Py_ssize_t size, uint64_t seed) noexcept nogil:
-    """Hash eight bytes at a time. The hash is not collision-resistant, because the input is not
-    hostile."""
+    """Hash the data, eight bytes at a time. The hash does not resist deliberate collisions; the
+    input is trusted."""
     cdef uint64_t word, state = _mix(seed ^ (<uint64_t>size * <uint64_t>0x9E3779B97F4A7C15))
     cdef Py_ssize_t at = 0
     while at + 8 <= size:
@@ -357,7 +357,7 @@ cdef inline int64_t _load_offset(View ends, int width, Py_ssize_t place) noexcep
 
 
 cdef class RowHashes:
-    """A 64-bit hash per row, updated column by column; it depends on the order of the columns."""
+    """One 64-bit hash per row, updated column by column. It depends on the column order."""
 
     cdef uint64_t *_rows
     cdef readonly Py_ssize_t count
@@ -381,10 +381,10 @@ cdef class RowHashes:
         """Add a column of bytes.
 
         Args:
-            validity: Arrow validity bitmap, or None without nulls.
-            start: first row in bitmap and offsets.
+            validity: Arrow validity bitmap, or None if there are no nulls.
+            start: index of the first row in the bitmap and the offsets.
             offsets: offsets into `data`.
-            width: bytes of an offset, 4 or 8.
+            width: size of an offset in bytes, 4 or 8.
             data: the bytes of all values, or None.
 
         Raises:
@@ -416,8 +416,8 @@ cdef class RowHashes:
                 self._rows[row] = _hash(content.data + low, high - low, seed)
 
     def fixed(self, validity, Py_ssize_t start, data, int width):
-        """Add a column of signed integers of `width` 2, 4 or 8 bytes; the same number has the same
-        hash in every width. For `validity` and `start`, see `binary`.
+        """Add a column of signed integers of `width` 2, 4 or 8 bytes. Equal numbers have equal
+        hashes in every width. For `validity` and `start`, see `binary`.
 
         Raises:
             ValueError: the buffers are too small.
@@ -447,8 +447,8 @@ cdef class RowHashes:
 
     def lists(self, validity, Py_ssize_t start, offsets, int width, RowHashes elements not None,
               int64_t first):
-        """Add a column of lists. `elements` contains the hashes of the list elements; offset
-        `first` denotes the first of them. For the other arguments, see `binary`.
+        """Add a column of lists. `elements` contains the hashes of the list elements, the first of
+        which has the offset `first`. For the other arguments, see `binary`.
 
         Raises:
             ValueError: the buffers are too small, or an offset has no element.
@@ -478,7 +478,7 @@ cdef class RowHashes:
             self._rows[row] = _mix(state)
 
     def total(self):
-        """Sum of the hashes modulo 2⁶⁴, which does not depend on the order of the rows."""
+        """Return the sum of the hashes modulo 2⁶⁴. It does not depend on the order of the rows."""
         cdef uint64_t found = 0
         cdef Py_ssize_t row
         for row in range(self.count):

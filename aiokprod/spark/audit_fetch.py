@@ -2,7 +2,7 @@
 
 This is not a consumer: it has no group, no fetch session, and no position that outlives the call.
 
-Source: Kafka's Fetch and ListOffsets; KIP-98 for the batches that read_committed leaves out.
+Source: the Fetch and ListOffsets APIs; KIP-98 for the batches that read_committed filters out.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ LATEST: Final = -1
 FETCH_BYTES: Final = 4 * 1024 * 1024
 """`max_bytes` of a Fetch request. A broker returns the first batch whole even if it is larger."""
 PATIENCE: Final = 60.0
-"""Seconds without progress until reading fails; leaders may move and brokers restart."""
+"""Seconds without progress after which a read fails. Leader changes and broker restarts take time.
+"""
 
 _REQUEST_SECONDS: Final = 10.0
-"""Timeout of one attempt, s. It also applies to the last attempt: with less time, the error would
-be a timeout instead of the broker's error code."""
+"""Timeout of one attempt, s. The last attempt has the same timeout: a shorter one would raise a
+timeout error instead of the broker's error code."""
 _PAUSE: Final = 0.1
 _ABORT: Final = b"\x00\x00\x00\x00"
 """Key of an abort marker: version 0, type 0."""
@@ -44,8 +45,8 @@ async def list_offsets(
     timestamp: int,
     committed: bool,
 ) -> dict[tuple[str, int], int]:
-    """The first offset (`EARLIEST`) of each (topic, partition), or the end offset (`LATEST`), which
-    with `committed` is the last stable offset. Sends one request to each leader.
+    """Return the first offset (`EARLIEST`) or the end offset (`LATEST`) of each (topic, partition).
+    With `committed`, the end offset is the last stable offset. Sends one request to each leader.
 
     Raises:
         KafkaError: a partition has no leader for `PATIENCE`, or a request fails.
@@ -81,10 +82,10 @@ async def list_offsets(
 async def _by_leader(
     client: ClusterClient, partitions: Iterable[tuple[str, int]], give_up: float
 ) -> dict[int, list[tuple[str, int]]]:
-    """The partitions that have a leader, in order.
+    """Group the partitions that have a leader by leader, in order.
 
     Raises:
-        KafkaTimeout: a partition has no leader, and it is later than `give_up`.
+        KafkaTimeout: a partition has no leader, and the time `give_up` has passed.
     """
     wanted = sorted(partitions)
     topics = list(dict.fromkeys(topic for topic, _ in wanted))
@@ -113,7 +114,8 @@ def _offsets_of(
     now: float,
     give_up: float,
 ) -> dict[tuple[str, int], int]:
-    """The offsets in a leader's response; raises unless another attempt may find the others."""
+    """Return the offsets in a leader's response. Raise if an offset is missing and a retry cannot
+    find it or is too late."""
     if isinstance(response, BaseException):
         if isinstance(response, (NetworkError, KafkaTimeout)) and now <= give_up:
             return {}
@@ -146,8 +148,8 @@ async def _ask_leader(
     send: Callable[[int, float], Awaitable[T | None]],
     give_up: float,
 ) -> T | None:
-    """Call `send(leader, deadline)` once. None if there is no leader or no connection to it, or if
-    its response leaves the partition out."""
+    """Call `send(leader, deadline)` once. Return None if the partition has no leader, if the leader
+    cannot be reached, or if its response does not contain the partition."""
     leader = _leader(await client.topic(topic, give_up), topic, partition)
     if leader is None:
         if client.loop.time() > give_up:
@@ -165,7 +167,7 @@ async def _ask_leader(
 
 
 def _check_retriable(topic: str, partition: int, code: int, now: float, give_up: float) -> None:
-    """Raises unless another attempt may succeed and there is time for it."""
+    """Raise an error unless the code is retriable and there is time for another attempt."""
     found = error_code(code)
     if code == Code.OFFSET_OUT_OF_RANGE:
         raise KafkaError(
@@ -201,7 +203,7 @@ class RangeReader:
         self._columns = RecordColumns(values=values, headers=headers)
 
     async def read(self) -> dict[str, Any] | None:
-        """The next records in the form of `RecordColumns.take`, None at the end.
+        """Return the next records in the form of `RecordColumns.take`, or None at the end.
 
         Raises:
             KafkaError: the records cannot be read, or a batch is damaged.
@@ -284,7 +286,7 @@ class _Aborted:
     """Determines which batches of one Fetch response belong to aborted transactions.
 
     Args:
-        transactions: (first offset, producer id), by offset.
+        transactions: (first offset, producer id), ordered by offset.
     """
 
     def __init__(self, transactions: list[tuple[int, int]]) -> None:
@@ -292,7 +294,8 @@ class _Aborted:
         self._active: set[int] = set()
 
     def visible(self, batch: RecordBatch) -> bool:
-        """True if read_committed returns this batch. Must be called for every batch in order."""
+        """Return True if a read_committed consumer receives this batch. Must be called for every
+        batch, in order."""
         header = batch.header
         while self._coming and self._coming[0][0] <= header.last_offset:
             self._active.add(self._coming.pop(0)[1])

@@ -1,6 +1,6 @@
 """The queries of an audit, as DataFrames over `format("aiokprod-audit")`.
 
-Each function takes and returns lazy DataFrames. An empty result means that nothing was found.
+Each function takes and returns lazy DataFrames. An empty result means that there are no findings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMPARED: Final = ("value", "key", "topic", "partition", "headers")
 
 
 def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) -> DataFrame:
-    """The records of one or more topics.
+    """Return the records of one or more topics.
 
     Args:
         options: the options of `format("aiokprod-audit")`: kafka.*, topic, isolation.
@@ -31,17 +31,16 @@ def read_log(spark: SparkSession, options: Mapping[str, str], **more: object) ->
 
 
 def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Compare the rows of `expected` with the records of `log`, in one pass over both. Finds all
-    that `loss`, `extra`, `duplicates` and `integrity` find.
+    """Compare the rows of `expected` with the records of `log`, in one pass over both. This covers
+    the checks of `loss`, `extra`, `duplicates` and `integrity`.
 
-    Returns one row (by, finding, rows, records) for each id with a finding; `rows` and `records`
-    are the numbers of rows of `expected` and of records of `log` that have this id.
+    Returns one row (by, finding, rows, records) for each id with a finding. `rows` is the number of
+    rows of `expected` with this id, `records` the number of records of `log`.
 
     The finding is the first of these that applies: "no id" (`by` is null), "lost" (fewer records
-    than rows), "extra" (records but no row), "duplicate" (more records than rows), "differs" (the
-    numbers are equal, the contents are not). The contents are those columns of the sink that
-    `expected` has. `integrity` also reports which columns differ, and the partitions and offsets of
-    the records.
+    than rows), "extra" (records but no row), "duplicate" (more records than rows), "differs" (equal
+    numbers, but different contents). All of the sink's columns that `expected` has are compared.
+    `integrity` also reports which columns differ, and the partitions and offsets of the records.
     """
     from pyspark.sql import functions as f
 
@@ -57,7 +56,7 @@ def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame
             f.lit(int(is_log)).cast("long").alias("is_log"),
         )  # fmt: skip
 
-    # Compare sums of hashes, which are equal for the same records in any order.
+    # Compare sums of hashes, because they do not depend on the order of the records.
     low = f.col("digest").bitwiseAND(f.lit(2**32 - 1))
     high = f.shiftrightunsigned("digest", 32)
     placed = f.shiftrightunsigned(f.xxhash64("digest", "place"), 32)
@@ -90,8 +89,8 @@ def compare(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame
 
 
 def _digest(names: list[str]) -> Column:
-    """A hash of these columns as stored in the log. xxhash64 skips nulls, so it also gets, for each
-    value, whether that is null."""
+    """Return a hash of these columns as stored in the log. xxhash64 skips nulls, so an `isNull`
+    flag is added for each value."""
     from pyspark.sql import functions as f
 
     parts: list[Column] = []
@@ -109,8 +108,8 @@ def _digest(names: list[str]) -> Column:
 
 
 def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Rows of `expected` with a value of `by` that fewer records of `log` have than rows of
-    `expected`, and rows without an id."""
+    """Return the rows of `expected` whose value of `by` occurs in fewer records of `log` than rows
+    of `expected`, and the rows without an id."""
     from pyspark.sql import functions as f
 
     wanted = expected.groupBy(by).agg(f.count("*").alias("rows"))
@@ -123,22 +122,22 @@ def loss(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
 
 
 def extra(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records whose `by` is null or in no row of `expected`, such as those of other writers or
-    earlier runs: (by, topic, partition, offset)."""
+    """Return (by, topic, partition, offset) of the records whose `by` is null or occurs in no row
+    of `expected`. Such records come from other writers or earlier runs."""
     return log.select(by, *_PLACE).join(expected.select(by), on=by, how="left_anti")
 
 
 def duplicates(log: DataFrame, *, by: str = "id", expected: DataFrame | None = None) -> DataFrame:
-    """Values of `by` that several records have: (by, copies, producers).
+    """Return (by, copies, producers) for each value of `by` that occurs in several records.
 
     If `producers` >= 2, an attempt was repeated (a retried task, a replayed batch). If it is 1, one
-    producer wrote all copies: an attempt was repeated in a process that kept its producer (option
-    reuseProducer), or the rows were twice in the DataFrame. An idempotent producer does not store a
-    record twice.
+    producer wrote all copies: either an attempt was repeated in a process that kept its producer
+    (option reuseProducer), or the DataFrame contained the row twice. An idempotent producer does
+    not store a record twice.
 
     Args:
-        expected: the source; if given, only values are returned that more records than rows of it
-            have.
+        expected: the source. If given, a value is returned only if it occurs in more records than
+            rows of `expected`.
     """
     from pyspark.sql import functions as f
 
@@ -157,12 +156,12 @@ def duplicates(log: DataFrame, *, by: str = "id", expected: DataFrame | None = N
 
 
 def order(log: DataFrame, *, task: str | Column | None = None, seq: str = "seq") -> DataFrame:
-    """Records that come before an earlier row of the same task in their partition.
+    """Return the records that are stored after a later row of the same task and partition.
 
     Args:
-        task: column that identifies the task attempt. None takes the columns of `with_audit_id`
-            together with the producer: a producer that is kept writes for many tasks (option
-            reuseProducer), and a task that is repeated writes its rows again. `producerId` alone
+        task: column that identifies the task attempt. None uses the columns of `with_audit_id`
+            together with the producer id and epoch, because a reused producer writes for many tasks
+            (option reuseProducer), and a repeated task writes its rows again. `producerId` alone
             identifies a task only with reuseProducer=false.
         seq: column that increases with the rows of a task.
     """
@@ -176,13 +175,13 @@ def order(log: DataFrame, *, task: str | Column | None = None, seq: str = "seq")
 
 
 def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFrame:
-    """Records that differ from the rows of `expected` with the same `by`: (by, topic, partition,
-    offset, differs), where differs is an array of column names. If several rows have the same `by`,
-    a record must be equal to one of them.
+    """Return (by, topic, partition, offset, differs) for each record that differs from the rows of
+    `expected` with the same `by`; differs is an array of column names. If several rows have the
+    same `by`, a record must be equal to one of them.
 
-    It compares those of the sink's columns value, key, topic, partition and headers that `expected`
-    has. The partition is not compared for rows whose partition is null. Headers that option
-    auditHeaders adds are left out.
+    The compared columns are value, key, topic, partition and headers, as far as `expected` has
+    them. The partition is not compared for rows whose partition is null. Headers added by the
+    option auditHeaders are ignored.
     """
     from pyspark.sql import functions as f
 
@@ -204,14 +203,15 @@ def integrity(expected: DataFrame, log: DataFrame, *, by: str = "id") -> DataFra
 
 
 def _own_headers() -> Column:
-    """The headers without those that the option auditHeaders adds."""
+    """Return the headers column without the headers added by the option auditHeaders."""
     from pyspark.sql import functions as f
 
     return f.filter("headers", lambda one: one["key"] != AUDIT_HEADER)
 
 
 def _normal(name: str) -> Column:
-    """One of the sink's columns as stored in the log, short enough for a join."""
+    """Return one of the sink's columns as stored in the log; value and key are hashed, so that a
+    join is cheap."""
     from pyspark.sql import functions as f
 
     if name in ("value", "key"):
@@ -225,24 +225,25 @@ def _normal(name: str) -> Column:
 
 
 def aborted_visible(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
-    """Records that read_committed returns and read_uncommitted does not: there must be none."""
+    """Return the records that read_committed returns and read_uncommitted does not. A correct log
+    has none."""
     places = ["topic", "partition", "offset"]
     return committed.select(places).subtract(uncommitted.select(places))
 
 
 def aborted(committed: DataFrame, uncommitted: DataFrame) -> DataFrame:
-    """Records of transactions that were aborted or are open: (topic, partition, offset)."""
+    """Return (topic, partition, offset) of the records of aborted or open transactions."""
     places = ["topic", "partition", "offset"]
     return uncommitted.select(places).subtract(committed.select(places))
 
 
 def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
-    """Ranges of the reports (option reportPath) that have fewer records in the log than were
-    acknowledged: (topic, partition, first, last, count, found).
+    """Return (topic, partition, first, last, count, found) for each range of the reports (option
+    reportPath) that has fewer records in the log than were acknowledged.
 
-    Records of other writers in a range are counted too: `extra` and `compare` find those. Ranges
-    without offsets, and those left out of a report because there were too many, are not compared;
-    `trimmed` in the report says for each task whether some were left out.
+    Records of other writers in a range are counted too; use `extra` or `compare` to find them.
+    Ranges without offsets are not compared. A report leaves out ranges if a task has too many; its
+    field `trimmed` is then true for that task.
     """
     from pyspark.sql import functions as f
 
@@ -271,15 +272,15 @@ def ranges(spark: SparkSession, report_path: str, log: DataFrame) -> DataFrame:
 
 
 _BUCKET: Final = 1 << 16
-"""Offsets that are counted together in `_records_below`."""
+"""Number of offsets that `_records_below` counts together."""
 
 
 def _records_below(log: DataFrame, ends: DataFrame) -> DataFrame:
-    """(topic, partition, end, below): below is the number of records of the partition with an
-    offset less than `end`.
+    """Return (topic, partition, end, below), where below is the number of records of the partition
+    with an offset less than `end`.
 
-    Records are not compared with each other: they are counted by buckets of offsets, and within a
-    bucket by sorting it.
+    A join of records and ends would be quadratic. Instead, records are counted per bucket of
+    offsets, and each bucket is sorted to count the records before an end.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -291,7 +292,7 @@ def _records_below(log: DataFrame, ends: DataFrame) -> DataFrame:
     marks = ends.select("topic", "partition", f.col("end").alias("at"), f.lit(0).alias("is_record"))
     marked = records.union(marks).select("topic", "partition", bucket, "at", "is_record")
     place = ["topic", "partition", "bucket"]
-    # An end is sorted before the record with the same offset, which it does not count.
+    # An end sorts before the record with the same offset, because that record is not below it.
     inside = (
         Window.partitionBy(*place)
         .orderBy("at", "is_record")
@@ -313,9 +314,9 @@ def _records_below(log: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def with_audit_id(log: DataFrame) -> DataFrame:
-    """`log` with the parts of the header that option auditHeaders adds: id, run, batch, task and
-    seq; null without it. The last such header is used: a row that was read from an audited topic
-    has that topic's header as well, and the sink adds its header at the end."""
+    """Return `log` with the parts of the audit header (option auditHeaders) as columns id, run,
+    batch, task and seq. They are null without the header. The last audit header is used: a row that
+    was read from an audited topic also has that topic's header, and the sink appends its own."""
     from pyspark.sql import functions as f
 
     matching = f.filter("headers", lambda one: one["key"] == AUDIT_HEADER)

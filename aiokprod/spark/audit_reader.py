@@ -1,4 +1,4 @@
-"""`format("aiokprod-audit")`: reads the log, with producer ids, epochs and sequences."""
+"""`format("aiokprod-audit")`: reads records with their producer ids, epochs and sequences."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class AuditOptions:
 
     Attributes:
         topics: names of the topics, at least one.
-        committed: leave out aborted transactions, and stop before open ones.
-        values, headers: whether to read these columns; otherwise they are null.
-        offsets_per_task: partitions with more offsets are read by several tasks.
+        committed: leave out aborted transactions, and stop before the first open transaction.
+        values, headers: read these columns. If False, they are null.
+        offsets_per_task: maximum number of offsets that one task reads.
     """
 
     kafka: SealedOptions
@@ -94,7 +94,7 @@ class AuditOptions:
 
     @without_frames(ConfigError)
     def config(self) -> ProducerConfig:
-        """The configuration of the connections."""
+        """Return the configuration of the connections."""
         settings = dict(self.kafka)
         settings.setdefault("receive.max.bytes", str(_RECEIVE_MAX))
         return SinkOptions(kafka=SealedOptions(settings)).producer_config()
@@ -102,7 +102,7 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class AuditRange(InputPartition):
-    """Offsets `start` to `end` - 1 of one partition; one Spark task."""
+    """The input of one Spark task: the offsets `start` to `end` - 1 of one partition."""
 
     topic: str
     partition: int
@@ -111,7 +111,7 @@ class AuditRange(InputPartition):
 
 
 class AuditReader(DataSourceReader):
-    """Plans on the driver, reads in the tasks."""
+    """Plans the tasks on the driver, and reads the records in the tasks."""
 
     def __init__(self, options: SealedOptions) -> None:
         """`options` must have been checked by `AuditOptions.parse`."""
@@ -119,13 +119,13 @@ class AuditReader(DataSourceReader):
         self._version = __version__
 
     def partitions(self) -> list[AuditRange]:
-        """One task per partition, or per `offsetsPerTask` offsets of it, up to the current end."""
+        """Return a task per `offsetsPerTask` offsets of each partition, up to its current end."""
         with redacted(self._options):
             options = AuditOptions.parse(self._options)
             return loop_thread().run(_plan(options), _PLAN_SECONDS)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        """RecordBatches of `SCHEMA`; the next fetch is sent while one is processed."""
+        """Yield RecordBatches of `SCHEMA`. The next fetch is sent while a batch is processed."""
         if not isinstance(partition, AuditRange):
             return  # the topic is empty: Spark runs one task with another partition object
         with redacted(self._options):
@@ -163,7 +163,7 @@ async def _plan(options: AuditOptions) -> list[AuditRange]:
 
 
 async def _ranges(client: ClusterClient, options: AuditOptions) -> list[AuditRange]:
-    """The tasks, by topic in the order of the options, partition and offset."""
+    """Return the tasks, ordered by topic (as in the options), partition and offset."""
     deadline = client.loop.time() + _METADATA_SECONDS
     infos = await asyncio.gather(*(client.topic(topic, deadline) for topic in options.topics))
     partitions = [
@@ -181,7 +181,7 @@ async def _ranges(client: ClusterClient, options: AuditOptions) -> list[AuditRan
 
 
 def record_batch(topic: str, partition: int, columns: dict[str, Any]) -> Any:
-    """Columns of `RecordColumns.take` as a pyarrow RecordBatch of `SCHEMA`."""
+    """Convert columns of `RecordColumns.take` to a pyarrow RecordBatch of `SCHEMA`."""
     import pyarrow as pa
 
     count = columns["count"]

@@ -1,8 +1,8 @@
 """`BatchHandoff`: passes Arrow batches from Spark's thread to the event loop, one at a time.
 
-Spark's iterator blocks, so it must never be advanced on the loop. It is advanced only when the
-previous batch was taken. This limits the rate: at most one batch waits here while another one is
-being submitted.
+Spark's iterator blocks, so it must never be advanced on the loop. It is advanced only after the
+previous batch was taken. This provides backpressure: at most one batch waits here while another
+one is being submitted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ class BatchHandoff:
         self._closed = False
 
     def put(self, table: Any, look: Callable[[], None] = lambda: None) -> bool:
-        """Pass on one batch, once the previous one has been taken. False after `close`.
+        """Store a batch once the previous one has been taken. Return False after `close`.
 
-        Calls `look` every `LOOK_EVERY` seconds while it waits; an exception of `look` ends the
-        wait.
+        The wait calls `look` every `LOOK_EVERY` seconds. An exception from `look` ends the wait.
         """
         with self._changed:
             while self._table is not None and not self._closed:
@@ -43,13 +42,13 @@ class BatchHandoff:
         return True
 
     def end(self) -> None:
-        """There are no more batches."""
+        """Mark the end of the batches."""
         with self._changed:
             self._ended = True
         self._loop.call_soon_threadsafe(self._filled.set)
 
     async def get(self) -> Any:
-        """The next batch, None at the end."""
+        """Wait for the next batch and return it, or None at the end."""
         while True:
             self._filled.clear()
             with self._changed:
@@ -61,7 +60,7 @@ class BatchHandoff:
             await self._filled.wait()
 
     def close(self) -> None:
-        """No more batches are taken: `put` returns False."""
+        """Discard a waiting batch, and make `put` return False from now on."""
         with self._changed:
             self._closed = True
             self._table = None

@@ -1,5 +1,5 @@
-"""The messages of finished tasks to the driver. They are small, because the driver keeps the
-messages of all tasks."""
+"""Commit messages: the reports of finished tasks to the driver. They are small, because the driver
+keeps the messages of all tasks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from aiokprod.spark.task_sender import Range
 
 MAX_BYTES: Final = 52_000
-"""Limit for the ranges of a task, so that a message stays below 64 KiB."""
+"""Limit for the pickled ranges of a task, in bytes. It keeps a message below 64 KiB."""
 MAX_TOPIC_BYTES: Final = 8_000
-"""Limit for the names of the topics that hold its marker."""
+"""Limit for the pickled names of the topics that hold a task's marker, in bytes."""
 _TOPIC_BYTES: Final = 8
-"""Size of a pickled topic name, without the characters."""
+"""Size of a pickled topic name in bytes, without its characters."""
 _RANGE_BYTES: Final = 48
-"""Size of a pickled range, without the characters of the topic name."""
+"""Size of a pickled range in bytes, without the characters of the topic name."""
 
 Ranges = tuple[tuple[str, int, int | None, int | None, int], ...]
-"""(topic, partition, first offset, last offset, count); offsets None if not returned."""
+"""(topic, partition, first offset, last offset, count) of each range. The offsets are None if the
+broker did not return them."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class TaskReport(WriterCommitMessage):
     """The message of a task attempt whose rows are all acknowledged.
 
     Attributes:
-        size: bytes of the Arrow columns that were sent.
-        trimmed: `ranges` lacks some partitions.
-        seconds: from the task's start to the last acknowledgment.
+        size: size of the sent Arrow columns in bytes.
+        trimmed: True if `ranges` lacks some partitions.
+        seconds: time from the task's start to the last acknowledgment.
         version: version of aiokprod on the executor.
     """
 
@@ -55,17 +56,16 @@ class TaskReport(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Prepared(TaskReport):
-    """A `TaskReport` of rows in a transaction that only the driver may end.
+    """The report of a task whose rows are in a transaction that only the driver may end.
 
     Attributes:
         transactional_id, producer_id, epoch: identity of the transaction, for EndTxn.
-        second_protocol: the transaction follows the second protocol, that of KIP-890.
+        second_protocol: the transaction uses transactions version 2 (KIP-890).
         row_hash: sum of the hashes of the rows, independent of their order.
         skipped: an earlier attempt at this batch was committed, so this one sent nothing.
         marked_rows, marked_hash: rows and hash of the committed attempt, if skipped.
         marked: topics that hold the task's marker, as many as fit into a message.
-        unmarked: before this attempt, Kafka had no marker of the task, not even one of another
-            batch.
+        unmarked: before this attempt, Kafka had no marker of the task for any batch.
     """
 
     transactional_id: str = ""
@@ -81,7 +81,7 @@ class Prepared(TaskReport):
 
 
 def trimmed_topics(topics: Iterable[str]) -> tuple[str, ...]:
-    """The first topics in alphabetical order, as many as fit into a message with its ranges."""
+    """Return the first topics in alphabetical order, up to a size of `MAX_TOPIC_BYTES`."""
     left = MAX_TOPIC_BYTES
     listed = []
     for topic in sorted(topics):
@@ -95,7 +95,7 @@ def trimmed_topics(topics: Iterable[str]) -> tuple[str, ...]:
 def report_fields(
     task: Task, *, rows: int, size: int, ranges: Mapping[tuple[str, int], Range], seconds: float
 ) -> dict[str, Any]:
-    """The fields of `TaskReport`."""
+    """Return the fields of a `TaskReport`, with as many ranges as `MAX_BYTES` allows."""
     left = MAX_BYTES
     listed = []
     for (topic, partition), one in sorted(ranges.items()):

@@ -1,4 +1,4 @@
-"""The task attempt that a process runs; the only module that reads Spark's internal properties."""
+"""The task attempt that this process runs. Only this module reads Spark's internal properties."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Task:
     Attributes:
         partition: index of the Spark partition.
         attempt: number of the attempt, from 0.
-        batch_id, query_id: ids of the stream or of `foreach_batch`; None in a batch job.
-        run_id: id of the stream's run, None in a batch job.
-        speculation: Spark may run a second attempt in parallel.
+        batch_id, query_id: ids set by the stream or by `foreach_batch`; None in a batch job.
+        run_id: id of the stream's run; None in a batch job.
+        speculation: True if Spark may run a second attempt in parallel.
     """
 
     partition: int
@@ -40,10 +40,11 @@ class Task:
 
 
 def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | None:
-    """The prefix of a task's audit headers (run, batch and task), None without audit headers.
+    """Return the prefix of a task's audit headers (run, batch and task), or None without audit
+    headers.
 
-    For a batch job, the run is an id that this package creates, because Spark's id is the same for
-    all jobs of a job group.
+    The run of a batch job is an id created by this package, because Spark's id is the same for all
+    jobs of a job group.
     """
     if not options.audit_headers:
         return None
@@ -52,10 +53,10 @@ def audit_prefix(options: SinkOptions, task: Task, job: str | None) -> str | Non
 
 
 def check_version(driver: str) -> None:
-    """Check that driver and executor have the same version of this package.
+    """Check that the driver has the same version of this package as this executor.
 
     Raises:
-        ConfigError: the driver has another version.
+        ConfigError: the versions differ.
     """
     if driver != __version__:
         raise ConfigError(
@@ -65,10 +66,10 @@ def check_version(driver: str) -> None:
 
 
 def current_task(options: SinkOptions) -> Task:
-    """The attempt that this process runs; options set by `foreach_batch` take precedence.
+    """Return the attempt that this process runs. Options set by `foreach_batch` take precedence.
 
     Raises:
-        ConfigError: this is not a Spark task.
+        ConfigError: this process does not run a Spark task.
     """
     from pyspark import TaskContext
 

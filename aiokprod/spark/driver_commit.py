@@ -1,8 +1,8 @@
 """The driver's part of the transactions. It checks a batch, commits or aborts the prepared
-transactions of its tasks, and fences those that no task will end.
+transactions of its tasks, and fences orphaned transactions.
 
-Invariants: EndTxn(commit) is sent only after every transaction of the attempt was found open, and,
-if an earlier attempt at the batch was committed in part, only if the batch has the same rows.
+Invariants: EndTxn(commit) is sent only after every transaction of the attempt was found open. If an
+earlier attempt at the batch was committed in part, the batch must also have the same rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _SECONDS: Final = 120.0
 _GONE: Final = frozenset(
     {Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE}
 )
-"""The transaction is no longer open: aborted by its timeout, or by a newer InitProducerId."""
+"""Codes of a transaction that is no longer open. Its timeout or a newer InitProducerId aborted it.
+"""
 
 _REPLAYED: Final = "Spark replays the batch; tasks that are committed are skipped then"
 _PARTS: Final = (
@@ -76,21 +77,21 @@ _RIVAL: Final = (
 _NOTHING: Final = object()
 
 _UNSTABLE: Final = 2.0
-"""Seconds to wait for the transaction in which another process writes a decision."""
+"""Seconds to wait until another process ends the transaction in which it writes a decision."""
 _SWEEP_EVERY: Final = 10.0
-"""Seconds between two searches for transactions that no task will end."""
+"""Seconds between two searches for orphaned transactions."""
 
 _unverified: weakref.WeakSet[ClusterClient] = weakref.WeakSet()
 """Cluster clients for which the warning about brokers before 3.0 was logged."""
 _warned: set[tuple[SinkOptions, str]] = set()
-"""Options of streams and kinds of warnings that were logged for them."""
+"""(options of a stream, kind of warning) for each warning that was logged."""
 _swept: dict[str, float] = {}
-"""Loop time at which this driver process last searched for such transactions, by query."""
+"""Loop time at which this driver process last searched for orphaned transactions, by query."""
 
 
 class CommitFailed(RuntimeError):
-    """A transaction was not committed. Spark replays the batch, and tasks that are committed are
-    skipped."""
+    """A transaction was not committed. Spark replays the batch, and the replay skips the tasks that
+    are committed."""
 
 
 class TransactionEnder:
@@ -101,7 +102,7 @@ class TransactionEnder:
         self._batch_id = batch_id
         self._thread = loop_thread(options.loop)
         self._exactly_once = options.delivery == EXACTLY_ONCE
-        self._seen: object = _NOTHING  # the previous decision, as first read
+        self._seen: object = _NOTHING  # the previous decision, as it was first read
 
     def _cluster_client(self) -> AbstractAsyncContextManager[ClusterClient]:
         async def make() -> ClusterClient:
@@ -117,7 +118,7 @@ class TransactionEnder:
                 nothing more is committed.
             CheckpointRolledBack: Kafka has a later batch; nothing is committed.
             CommitFailed: a transaction was fenced or timed out.
-            KafkaError: the brokers gave no definite response in time.
+            KafkaError: the brokers sent no definite response in time.
         """
         self._warn(tasks)
         async with self._cluster_client() as client:
@@ -126,7 +127,8 @@ class TransactionEnder:
             await self._verify(client, tasks, deadline)
             if self._exactly_once and tasks:
                 before = await self._decide(client, tasks, deadline)
-                await self._verify(client, tasks, deadline)  # writing the decision takes time
+                # Verify again: a transaction may have ended while the decision was written.
+                await self._verify(client, tasks, deadline)
             await self._end_all(client, tasks, deadline, commit=True)
             if self._exactly_once and tasks:
                 await self._fence_orphans(client, tasks, before, deadline)
@@ -155,7 +157,7 @@ class TransactionEnder:
             )  # fmt: skip
 
     def _first(self, kind: str) -> bool:
-        """False if a warning of this kind was logged for an earlier batch of the stream."""
+        """Return False if this kind of warning was logged for an earlier batch of the stream."""
         known = (self._options, kind)
         if self._batch_id is None:
             return True
@@ -168,7 +170,7 @@ class TransactionEnder:
     async def _verify(
         self, client: ClusterClient, tasks: Sequence[Prepared], deadline: float
     ) -> None:
-        """Raises CommitFailed unless every transaction of this attempt can still be committed."""
+        """Raise CommitFailed unless every transaction of this attempt can still be committed."""
         try:
             lost = await lost_transactions(client, _open(tasks), deadline)
         except UnsupportedVersion:
@@ -199,7 +201,7 @@ class TransactionEnder:
     async def _decide(
         self, client: ClusterClient, tasks: Sequence[Prepared], deadline: float
     ) -> Marker | None:
-        """Check a replay, or write the decision of a batch; returns the previous decision."""
+        """Check a replay, or write the decision of a batch. Return the previous decision."""
         group = driver_id(self._sid(tasks))
         config = self._options.producer_config(transactional_id=group)
 
@@ -213,14 +215,14 @@ class TransactionEnder:
             return producer
 
         key = ("decisions", group, self._options.kafka)
-        # Close a kept producer of this query that has other options: both have the same
-        # transactional id and would fence each other.
+        # Close a kept producer of this query that has other options. It has the same transactional
+        # id, so the two producers would fence each other.
         await self._thread.drop(
             lambda kept: isinstance(kept, tuple) and kept[:2] == key[:2] and kept != key
         )
-        # Spark may commit from several processes. The producer kept here has been fenced if another
-        # process has written a decision since its last use. It also cannot end the transaction of a
-        # process that has died. In both cases a new producer is needed. Transactions of tasks are
+        # Spark may commit from several processes. If another process has written a decision since
+        # the last use of the kept producer, that producer is fenced. It also cannot end the
+        # transaction of a dead process. Both cases need a new producer. Transactions of tasks are
         # not affected.
         try:
             if key in self._thread.kept:
@@ -240,8 +242,8 @@ class TransactionEnder:
         deadline: float,
         unstable_for: float | None,
     ) -> Marker | None:
-        """Like `_decide`, with a producer that has the driver's transactional id. `unstable_for`:
-        see `read_marker`.
+        """Do the work of `_decide` with a producer that has the driver's transactional id. For
+        `unstable_for`, see `read_marker`.
 
         Raises:
             ProducerFenced, UnstableMarker: another process uses, or used, the driver's id.
@@ -275,7 +277,7 @@ class TransactionEnder:
                 self._maybe_expired(now, unmarked)
             now = replace(now, version=before.version + 1)
         topics = {topic for task in tasks for topic in task.marked}
-        if topics:  # every topic with a marker has the decision too
+        if topics:  # the decision is written to every topic that has a marker
             if before is None and now.batch_id > 0:
                 self._nothing_recorded(now)
             await self._note(producer, topics, now, driver_id(sid))
@@ -288,9 +290,9 @@ class TransactionEnder:
             await txn.send_offsets(decision.offsets(topics), GroupMetadata(group))
 
     def _nothing_recorded(self, now: Marker) -> None:
-        """Called if there is no decision of an earlier batch. Either this is the first batch with
-        exactly_once or with rows, or Kafka has deleted the decision. Warn or fail, because an
-        earlier attempt may have been committed in part."""
+        """Warn or fail because there is no decision of an earlier batch. Either this is the first
+        batch with exactly_once or with rows, or Kafka has deleted the decision. In the second case,
+        an earlier attempt may have been committed in part."""
         text = (
             f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of one "
             "before. That is as it should be if this query was not exactly_once until now, or had "
@@ -301,8 +303,8 @@ class TransactionEnder:
         self._missing(text)
 
     def _maybe_expired(self, now: Marker, unmarked: set[int]) -> None:
-        """Called if an earlier attempt at the batch was decided, and Kafka has no marker of some of
-        its tasks. Markers are older than the decision, so they expire before it."""
+        """Warn or fail because an earlier attempt at the batch was decided, but Kafka has no marker
+        of some of its tasks. Markers are older than the decision, so they expire first."""
         self._missing(
             f"aiokprod: an earlier attempt at batch {now.batch_id} was recorded, but Kafka has no "
             f"marker of task {min(unmarked)}. That is as it should be if the task had no rows "
@@ -312,7 +314,7 @@ class TransactionEnder:
         )
 
     def _missing(self, text: str) -> None:
-        """Warn or fail because information about earlier commits is missing."""
+        """Warn, or raise NonDeterministicReplay if the option missingMarkers is "fail"."""
         if self._options.missing_markers == FAIL:
             raise NonDeterministicReplay(
                 f"{text}. Nothing of this attempt was committed. If that is not so, set "
@@ -339,7 +341,7 @@ class TransactionEnder:
 
         open_ones = _open(tasks)
         if commit:
-            # Commit the first task alone. Every attempt at the batch has this task: if a later
+            # Commit the first task alone. Every attempt at the batch has this task. If a later
             # attempt has fenced it, this commit fails, and nothing of this attempt is committed.
             open_ones.sort(key=lambda task: task.partition)
             await asyncio.gather(*map(one, open_ones[:1]))
@@ -373,7 +375,7 @@ class TransactionEnder:
         if code == Code.NONE or (not commit and code in _GONE):
             return  # aborting a committed or fenced transaction changes nothing
         found = error_code(code)
-        # If an earlier request may have been executed, the error says nothing about that.
+        # An earlier request may have been executed in spite of this error.
         if end.in_doubt:
             what, why = "may be committed", found.text
         else:
@@ -389,8 +391,9 @@ class TransactionEnder:
         before: Marker | None,
         deadline: float,
     ) -> None:
-        """Abort the transactions of tasks that this batch no longer has. They would block
-        read_committed readers until they time out. A failure loses nothing and is only logged."""
+        """Abort the transactions of tasks that this batch no longer has. Otherwise they would block
+        read_committed consumers until they time out. A failure is only logged, because no data are
+        lost."""
         sid = self._sid(tasks)
         try:
             orphans = set()
@@ -416,12 +419,12 @@ class TransactionEnder:
 
 
 def _open(tasks: Sequence[Prepared]) -> list[Prepared]:
-    """Return the tasks that left a transaction open."""
+    """Return the tasks that have a prepared transaction."""
     return [task for task in tasks if not task.skipped and task.producer_id >= 0]
 
 
 def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:
-    """Raises unless this replay has the tasks and rows of its decision."""
+    """Raise NonDeterministicReplay unless this replay has the tasks and rows of its decision."""
     if before is None or before.batch_id != now.batch_id:
         raise _differs(now, "what it consisted of is not recorded any more")
     if before.tasks != now.tasks:
@@ -440,12 +443,13 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
 async def _check_dropped(
     client: ClusterClient, sid: str, before: Marker, now: Marker, deadline: float
 ) -> set[int]:
-    """Raises if an earlier attempt at this batch committed a task that this attempt does not have,
-    because the rows of that task are now in other tasks. Returns the tasks without any marker."""
+    """Raise NonDeterministicReplay if an earlier attempt at this batch committed a task that this
+    attempt lacks: the rows of that task are now in other tasks. Return the tasks without a marker.
+    """
     unmarked = set()
     for index in range(now.tasks, before.tasks):
         dropped = task_id(sid, index)
-        # Without this, the transaction could still be committed later.
+        # Fence the task first. Otherwise its transaction could still be committed later.
         await fence_transaction(client, dropped, deadline)
         marker = await read_marker(client, dropped, deadline)
         if marker is None:

@@ -47,7 +47,8 @@ _LASTING_CODES: Final = frozenset(
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-"""Codes of errors that recur too. The class of such an error is that of the failed producer."""
+"""Codes of further errors that recur. These errors do not have one of the classes in `_LASTING` if
+they made the producer fail."""
 
 
 class SinkError(RuntimeError):
@@ -56,15 +57,15 @@ class SinkError(RuntimeError):
 
 
 class NonDeterministicReplay(RuntimeError):
-    """A replayed micro-batch does not consist of the same tasks and rows as before."""
+    """A replayed micro-batch does not have the same tasks and rows as before."""
 
 
 class CheckpointRolledBack(RuntimeError):
-    """Kafka has a later micro-batch of the query than the one that Spark replays."""
+    """Kafka has a later micro-batch of the query than the micro-batch that Spark replays."""
 
 
 def rolled_back(found: int, replayed: int) -> str:
-    """Text of the error if Kafka has batch `found` of the query and Spark replays `replayed`."""
+    """Return the error text: Kafka has batch `found` of the query, but Spark replays `replayed`."""
     return (
         f"Kafka has batch {found} of this query, Spark replays batch {replayed}: the checkpoint "
         "was rolled back. Restore it, or start a new checkpoint with another transactionalIdPrefix"
@@ -86,7 +87,7 @@ class Counts:
     unsent: int = 0
 
     def add(self, outcome: Outcome, rows: int = 1) -> None:
-        """Count rows that failed."""
+        """Count failed rows."""
         if outcome is Outcome.UNKNOWN:
             self.unknown += rows
         else:
@@ -101,13 +102,13 @@ def describe(
     transactional: bool,
     row: int | None = None,
 ) -> SinkError:
-    """The exception of a failed task attempt.
+    """Return the exception of a failed task attempt.
 
     Args:
         error: the first failure.
         where: "topic-partition", or another location.
-        transactional: acknowledged rows do not become visible to read_committed readers.
-        row: number, in the task, of the row that failed; None if that is not known.
+        transactional: acknowledged rows do not become visible to read_committed consumers.
+        row: number of the failed row within the task; None if unknown.
     """
     if isinstance(error, KafkaError):
         name = error.code.name if error.code is not None else type(error).__name__
@@ -128,8 +129,8 @@ def describe(
 
 
 def is_lasting(error: BaseException) -> bool:
-    """True if every attempt will fail in the same way until a row, an option, a permission or the
-    cluster is changed."""
+    """Return True if every attempt fails in the same way until a row, an option, a permission or
+    the cluster is changed."""
     if not isinstance(error, KafkaError):
         return False
     code = error.code
@@ -137,5 +138,5 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def describe_early(error: BaseException) -> SinkError:
-    """The exception of a task attempt that failed before its first row."""
+    """Return the exception of a task attempt that failed before its first row."""
     return describe(error, Counts(), where="start of the task", transactional=False)

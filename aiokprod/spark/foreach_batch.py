@@ -14,7 +14,7 @@ from aiokprod.spark.options import EXACTLY_ONCE, SealedOptions
 def foreach_batch(
     options: Mapping[str, str], *, query_id: str | None = None
 ) -> Callable[[Any, int], None]:
-    """A function for `writeStream.foreachBatch` that writes each micro-batch to Kafka.
+    """Return a function for `writeStream.foreachBatch` that writes each micro-batch to Kafka.
 
     ::
 
@@ -22,12 +22,13 @@ def foreach_batch(
 
     Args:
         options: the options of `format("aiokprod")`; delivery may be at_least_once or exactly_once.
-        query_id: a name of this query, the same after every restart and used by no other query.
-            None stands for Spark's id of the query, which is available in classic mode only; on
+        query_id: a name of this query that does not change at a restart and that no other query
+            uses. None uses Spark's id of the query, which is available in classic mode only. On
             Spark Connect, exactly_once needs a name.
 
     Raises:
-        ConfigError: options are missing or wrong; or, when the query runs, it has no query id.
+        ConfigError: an option is missing or wrong. The returned function raises it if exactly_once
+            has no query id.
     """
     from aiokprod.spark.options import SinkOptions
 
@@ -37,7 +38,8 @@ def foreach_batch(
 
 
 class _ForeachBatch:
-    """The function; picklable, because Spark Connect sends it to the server."""
+    """The function that `foreach_batch` returns. Spark Connect pickles it and sends it to the
+    server."""
 
     def __init__(self, options: SealedOptions, query_id: str | None) -> None:
         self._options = options
@@ -63,6 +65,6 @@ class _ForeachBatch:
 
 
 def _query_id(session: Any) -> str | None:
-    """Spark's id of the running query; None on Spark Connect."""
+    """Return Spark's id of the running query, or None on Spark Connect."""
     context = getattr(session, "_sc", None)
     return None if context is None else context.getLocalProperty(QUERY_ID)

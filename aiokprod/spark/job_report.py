@@ -1,4 +1,4 @@
-"""The driver's report of a job: one log line, and a line of JSON if there is a folder for it."""
+"""The driver's report of a job: a log line, and a line of JSON if the option reportPath is set."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FILE_NAME = "aiokprod-report.jsonl"
 
 
 def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int | None) -> None:
-    """Report a job or micro-batch that was committed. A report that cannot be written is only
-    logged: the rows are in Kafka, and failing the batch would write them again."""
+    """Report a committed job or micro-batch. A report that cannot be written only logs a warning:
+    the rows are in Kafka, and a failure of the batch would write them again."""
     rows = sum(task.rows for task in tasks)
     logger.info(
         "%s rows in %s tasks acknowledged%s",
@@ -47,10 +47,11 @@ def committed(options: SinkOptions, tasks: Sequence[TaskReport], batch_id: int |
 
 
 def report(tasks: Sequence[TaskReport], batch_id: int | None) -> dict[str, Any]:
-    """One job as plain data; `ranges` is a list of [topic, partition, first, last, count] per task.
+    """Return one job as plain data. `ranges` is a list of [topic, partition, first, last, count]
+    per task.
 
-    A task of a replayed batch that an earlier attempt committed is `skipped`: its rows are in
-    Kafka, but their offsets were known only to the driver of that attempt.
+    A task of a replayed batch is `skipped` if an earlier attempt committed it. Its rows are in
+    Kafka, but only the driver of that attempt received their offsets.
     """
     return {
         "time_ms": unix_ms(),

@@ -1,7 +1,7 @@
-"""`JvmSocketWatch`: detects that Spark no longer waits for this task.
+"""`JvmSocketWatch`: detects that Spark has killed this task.
 
 Spark does not notify a killed task. Its iterator ends as if the data were complete, and the worker
-keeps running. Only the socket between the JVM and this process changes: it is closed.
+keeps running. The only sign is that the JVM closes its socket to this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HANG_UP: Final = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0
     select, "POLLERR", 0)  # fmt: skip
 _FRAMES: Final = 64
 LOOK_EVERY: Final = 0.5
-"""Seconds between two checks while waiting for something else."""
+"""Seconds between two checks while a task waits for the event loop."""
 
 
 class TaskCancelled(RuntimeError):
@@ -25,7 +25,7 @@ class TaskCancelled(RuntimeError):
 
 
 class JvmSocketWatch:
-    """Watches the socket to the JVM. With `descriptor` None it never reports that it was closed."""
+    """Watches the socket to the JVM. If `descriptor` is None, it never reports a closed socket."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._poll: Any = None
@@ -35,7 +35,7 @@ class JvmSocketWatch:
 
     @classmethod
     def of_this_task(cls) -> JvmSocketWatch:
-        """Finds the socket in the frame of `pyspark.worker.main(infile, outfile)`."""
+        """Find the socket in the frame of `pyspark.worker.main(infile, outfile)`."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_FRAMES):
             if frame is None:
@@ -54,11 +54,11 @@ class JvmSocketWatch:
         return self._poll is not None
 
     def cut(self) -> bool:
-        """True once the JVM has closed its end."""
+        """Return True if the JVM has closed the socket."""
         return self._poll is not None and bool(self._poll.poll(0))
 
     def check(self) -> None:
-        """Raises TaskCancelled if the JVM has closed its end."""
+        """Raise TaskCancelled if the JVM has closed the socket."""
         if self.cut():
             raise TaskCancelled(
                 "aiokprod: Spark gave this task up (killed or cancelled); what was not sent yet "

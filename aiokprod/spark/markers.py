@@ -1,9 +1,9 @@
 """Markers of exactly-once streams: committed offsets that record which batch of a task is in Kafka.
 
 A task's marker is committed within the task's transaction, so it exists if and only if the task's
-rows do. It is an offset of partition 0 of every topic that the task wrote to: Kafka deletes the
-offsets of a topic together with the topic, and the other topics still have both marker and rows.
-This module names, encodes and reads markers; docs/spark.md describes the protocol.
+rows exist. It is an offset of partition 0 of every topic that the task wrote to. If a topic is
+deleted, Kafka deletes its offsets too, but the other topics still have both marker and rows.
+This module names, encodes and reads markers. docs/spark.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class MarkerOffset(NamedTuple):
 class Marker:
     """The last batch of a task or query: its number, its rows and their hash.
 
+    The marker of a query is called a decision. The driver writes it before it commits the tasks.
+
     Attributes:
-        tasks: in the marker of a decision, the number of tasks; in that of a task, the attempt.
-        version: in the marker of a decision, the number of decisions of the same batch before it.
-            Older ones can remain in other topics; the one with the highest version is valid.
+        tasks: in a decision, the number of tasks; in the marker of a task, its attempt.
+        version: in a decision, the number of earlier decisions of the same batch. Earlier decisions
+            can remain in other topics; the decision with the highest version is valid.
     """
 
     batch_id: int
@@ -48,13 +50,14 @@ class Marker:
     version: int = 0
 
     def offsets(self, topics: Iterable[str]) -> dict[tuple[str, int], MarkerOffset]:
-        """The marker as committed offsets: batch number + 1, because 0 means no marker."""
+        """Encode the marker as committed offsets. The offset is the batch number + 1, because 0
+        means that there is no marker."""
         text = f"{self.rows} {self.row_hash:016x} {self.tasks} {self.version}"
         return {(topic, 0): MarkerOffset(self.batch_id + 1, text) for topic in sorted(topics)}
 
     @classmethod
     def of(cls, offset: int, metadata: str | None) -> Marker:
-        """The marker in a committed offset.
+        """Decode the marker in a committed offset.
 
         Raises:
             KafkaError: the offset was not written by this sink.
@@ -71,39 +74,39 @@ class Marker:
 
 
 def stream_id(prefix: str, query_id: str) -> str:
-    """The prefix of all transactional ids of a query."""
+    """Return the prefix of all transactional ids of a query."""
     return f"{prefix}.{query_id}"
 
 
 def task_id(sid: str, partition: int) -> str:
-    """Transactional id of a task, and consumer group of its marker."""
+    """Return the transactional id of a task. It is also the consumer group of the task's marker."""
     return f"{sid}.{partition}"
 
 
 def is_task_id(name: str, sid: str) -> bool:
-    """True if `name` is `sid`, a dot and a number. A query whose id is `sid`, a dot and more has
-    ids with the same prefix."""
+    """Return True if `name` is `sid`, a dot and a number. A prefix check is not enough, because the
+    id of another query may begin with `sid` and a dot."""
     number = name.removeprefix(f"{sid}.")
     return number != name and number.isascii() and number.isdecimal()
 
 
 def driver_id(sid: str) -> str:
-    """Transactional id of the driver's decisions, and their consumer group."""
+    """Return the transactional id of the driver's decisions. It is also their consumer group."""
     return f"{sid}.driver"
 
 
 class UnstableMarker(KafkaError):
-    """A transaction that changes a marker was not ended in time."""
+    """A transaction that changes a marker did not end in time."""
 
 
 async def read_marker(
     client: ClusterClient, group: str, deadline: float, unstable_for: float | None = None
 ) -> Marker | None:
-    """The newest marker of a group, or None if there is none.
+    """Return the newest marker of a group, or None if there is none.
 
-    The newest marker is that of the highest batch and its highest version. The read waits until
-    transactions of the group have ended (KIP-447, require_stable), for up to `unstable_for` seconds
-    if given.
+    The newest marker has the highest batch number, and the highest version of that batch. The read
+    waits until transactions of the group have ended (KIP-447, require_stable). The wait is limited
+    to `unstable_for` seconds if given.
 
     Raises:
         UnstableMarker: a transaction was still open after `unstable_for` seconds.
@@ -125,7 +128,8 @@ async def read_marker(
 
 
 async def marked_topics(client: ClusterClient, group: str, deadline: float) -> list[str]:
-    """The topics that hold a marker of this group, by name; does not wait for transactions.
+    """Return the sorted names of the topics that hold a marker of this group. Does not wait for
+    transactions.
 
     Raises:
         KafkaError: the group cannot be read.
@@ -142,7 +146,7 @@ async def _fetch(
     *,
     stable: bool,
 ) -> list[GroupOffset]:
-    """The offsets of a group that are markers."""
+    """Return those offsets of a group that are markers."""
     code, offsets = await group_offsets(client, group, deadline, stable=stable, on_code=on_code)
     if code != Code.NONE:
         found = error_code(code)
@@ -151,11 +155,11 @@ async def _fetch(
 
 
 def hash_rows(table: Any) -> int:
-    """Sum of 64-bit hashes of a RecordBatch's rows, independent of their order.
+    """Return the sum of the 64-bit hashes of a RecordBatch's rows, independent of their order.
 
-    Covers all columns of `rows.project`; null and empty values differ. Computed from the Arrow
-    buffers, because a replay may run with another session time zone or other versions of pyarrow
-    and Python. Timestamps are hashed as microseconds since the epoch.
+    The hash covers all columns of `rows.project`; null and empty values differ. It is computed from
+    the Arrow buffers, because a replay may run with another session time zone or other versions of
+    pyarrow and Python. Timestamps are hashed as microseconds since the epoch.
 
     Raises:
         TypeError: a column has a type that the sink does not accept.

@@ -1,6 +1,7 @@
 """The options of the sink and of the audit reader: names, checks, and a mapping that masks secrets.
 
-It uses neither the network nor Spark. Keys are case-insensitive, as in Spark; values are text.
+This module uses neither the network nor Spark. Keys are case-insensitive, as in Spark; values are
+text.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ TRANSACTIONAL: Final = "transactional"
 EXACTLY_ONCE: Final = "exactly_once"
 FAIL: Final = "fail"
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""The same as the brokers' default limit, transaction.max.timeout.ms."""
+"""Default transaction timeout: the default of the brokers' limit, transaction.max.timeout.ms."""
 BATCH_SIZE: Final = 512 * 1024
-"""Default batch_size in bytes. A task sends tables of thousands of rows and does not wait for
-single rows. So its batches may be four times as large as those of an interactive producer, which
-saves costs per batch here and at the broker. It is half of the default limit of topics
-(max.message.bytes)."""
+"""Default batch_size in bytes. A task sends tables of thousands of rows, so latency per row does
+not matter. Its batches are four times as large as those of an interactive producer, which reduces
+the cost per batch in the client and in the broker. The size is half of the topic default of
+max.message.bytes."""
 _BATCHES_AT_LEAST: Final = 8
-"""Number of batches that must fit into the buffer; with fewer, filling one would have to wait until
-another is sent."""
+"""Number of batches that must fit into the buffer. With fewer, filling a batch would have to wait
+until another batch is sent."""
 
-# Options of Spark itself, which Spark also passes to the sink.
+# Spark passes these options of its own to the sink.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "includeheaders"})
 
 _REFUSED: Final = {
@@ -68,7 +69,7 @@ _JAAS_OPTIONS: Final = {
     "kafka.sasl.kerberos.principal and kafka.sasl.kerberos.keytab",
     "iamloginmodule": "kafka.sasl.mechanism=AWS_MSK_IAM",
 }
-"""The options that replace a JAAS text, by the class name of its login module."""
+"""The options that replace a JAAS configuration, by the class name of its login module."""
 _JAAS_ALL: Final = (
     "kafka.sasl.mechanism, and for PLAIN and SCRAM kafka.sasl.username and kafka.sasl.password, "
     "for GSSAPI kafka.sasl.kerberos.*"
@@ -81,7 +82,7 @@ _MEANT: Final = re.compile(r"did you mean '([^']+)'")
 class SealedOptions(Mapping[str, str]):
     """A mapping of options whose repr masks every value that may be a secret.
 
-    Pickled with all values, because tasks need them. Logs, reprs and tracebacks that print local
+    Pickling keeps all values, because tasks need them. Logs, reprs and tracebacks with local
     variables show the masked form.
     """
 
@@ -121,7 +122,7 @@ class _Masked(dict[str, str]):
 
 
 def plain_name(key: str) -> str:
-    """An option's name in lower case, without surrounding blanks and the prefix "secret."."""
+    """Return an option's name in lower case, without surrounding blanks and prefix "secret."."""
     name = key.strip().lower()
     if name.startswith(_HIDDEN_KAFKA):
         name = name.removeprefix(SECRET_PREFIX)
@@ -134,10 +135,10 @@ def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
     """Reject a private key in an option whose value Spark would show.
 
     Args:
-        where: the object to which the options belong, for the error.
+        where: name of the object to which the options belong, for the error text.
 
     Raises:
-        ConfigError: there is such an option; names the option to use instead.
+        ConfigError: there is such an option. The text names the option to use instead.
     """
     for key in options:
         name = key.strip().lower()
@@ -150,8 +151,8 @@ def refuse_shown_key(options: Mapping[str, str], where: str) -> None:
 
 
 def is_secret(key: str, value: str) -> bool:
-    """True if the value of an option must not be shown: its name is that of a secret or unknown (a
-    misspelt option may hold a secret), or the value is an address with user information."""
+    """Return True if the value of an option must not be shown. Such an option is a secret or
+    unknown (a misspelt option may hold a secret), or its value is a URL with user information."""
     name = plain_name(key)
     setting = name.removeprefix(KAFKA_PREFIX).replace("_", ".")
     if name not in _OWN_NAMES and setting not in _SETTINGS:
@@ -168,20 +169,20 @@ class SinkOptions:
     """The checked options of one write.
 
     Attributes:
-        kafka: producer settings by their Java names, without "kafka."; values sealed.
-        topic: overrides the topic column; None uses the column.
+        kafka: producer settings by their Java names, without "kafka.", with masked values.
+        topic: overrides the topic column. None uses the column.
         delivery: at_least_once, transactional (batch) or exactly_once (stream).
         transactional_id_prefix: prefix of the tasks' transactional ids.
         batch_id, query_id: set by `foreach_batch`; None uses those of the Spark task.
-        max_buffered_bytes: bytes of a task that are not yet acknowledged.
-        max_transactional_tasks: a commit of more tasks logs a warning.
-        missing_markers: "warn" or "fail" if Kafka has no marker of an earlier batch.
+        max_buffered_bytes: maximum number of unacknowledged bytes of a task.
+        max_transactional_tasks: number of tasks above which a commit logs a warning.
+        missing_markers: "warn" or "fail": the reaction if Kafka has no marker of an earlier batch.
         unknown_columns: "error", or "ignore" like the JVM sink.
         preflight: check reachability, topic and authorisation on the driver first.
         reuse_producer: keep the producer of a process for its next task.
         loop: "auto" (uvloop if installed), "asyncio" or "uvloop".
         audit_headers: add a header akp.id to every record.
-        report_path: folder on the driver host for one JSON line per job or batch.
+        report_path: folder on the driver host that gets one JSON line per job or batch.
     """
 
     kafka: SealedOptions
@@ -206,8 +207,8 @@ class SinkOptions:
         """Parse the options that Spark passes.
 
         Raises:
-            ConfigError: an option is unknown, not supported, missing or wrong; names the option and
-                how to fix it.
+            ConfigError: an option is unknown, not supported, missing or wrong. The text names the
+                option and the fix.
         """
         kafka: dict[str, str] = {}
         values: dict[str, Any] = {}
@@ -260,10 +261,10 @@ class SinkOptions:
 
     @redacted(ConfigError)
     def producer_config(self, **more: Any) -> ProducerConfig:
-        """The producer's configuration; `more` are settings by their Python names.
+        """Return the producer's configuration. `more` contains settings by their Python names.
 
         Raises:
-            ConfigError: a kafka.* option is unknown or wrong; the error contains its full name.
+            ConfigError: a kafka.* option is unknown or wrong. The text contains its full name.
         """
         settings: dict[str, object] = {
             key: _path(value) if key.endswith(".location") else value
@@ -285,7 +286,7 @@ class SinkOptions:
 
 
 def _path(value: str) -> str:
-    """The path of a file; "sparkfiles:<name>" is a file that was distributed with
+    """Return the path of a file. "sparkfiles:<name>" names a file distributed with
     `spark.addArtifact`, `SparkContext.addFile` or `--files`."""
     if not value.startswith(SPARK_FILES):
         return value
@@ -310,7 +311,7 @@ _NAMES: Final = {
     "audit_headers": "auditHeaders",
     "report_path": "reportPath",
 }
-"""Field → option."""
+"""Option by field of `SinkOptions`."""
 _FIELD_OF: Final = {option.lower(): name for name, option in _NAMES.items()}
 _SERVERS: Final = "bootstrap.servers"
 _AUDITS: Final = ("isolation", "values", "headers", "offsetspertask")
@@ -341,10 +342,10 @@ def _flag(option: str, text: str) -> bool:
 
 
 def parse_count(option: str, text: str, least: int) -> int:
-    """A whole number ≥ `least`.
+    """Parse an integer ≥ `least`.
 
     Raises:
-        ConfigError: the text is something else.
+        ConfigError: the text is not such a number.
     """
     try:
         number = int(text.strip())
@@ -356,10 +357,10 @@ def parse_count(option: str, text: str, least: int) -> int:
 
 
 def parse_choice(option: str, text: str, allowed: tuple[str, ...]) -> str:
-    """One of the allowed words.
+    """Parse one of the allowed words.
 
     Raises:
-        ConfigError: the text is something else.
+        ConfigError: the text is not an allowed word.
     """
     word = text.strip().lower()
     if word not in allowed:
@@ -402,14 +403,14 @@ def _unknown(key: str) -> ConfigError:
 
 
 def _translate_jaas(text: str) -> str:
-    """The options to set instead of a JAAS text. Only the class name in the text is read."""
+    """Return the options that replace a JAAS configuration. Only its class name is read."""
     found = _LOGIN_MODULE.search(text)
     module = "" if found is None else found[1].lower()
     return f"JAAS is Java's. Set these options instead: {_JAAS_OPTIONS.get(module, _JAAS_ALL)}"
 
 
 def _with_prefix(message: str, settings: Mapping[str, object]) -> str:
-    """The message with the setting's name in the user's spelling. It never contains secrets."""
+    """Return the message with the setting's name in the user's spelling. It contains no secrets."""
     message = _MEANT.sub(rf"did you mean '{KAFKA_PREFIX}\1'", message)
     for name in settings:
         for spelt in (repr(name), name.replace(".", "_")):
@@ -423,11 +424,11 @@ _OPTION_OF: Final = {
     for one in fields(ProducerConfig)
     if "_" in one.name
 } | {"buffer_memory": "maxBufferedBytes", "transactional_id": "transactionalIdPrefix"}
-"""Python name of a setting → the option of the sink. Names without "_" may be other words."""
+"""Option of the sink by Python name of the setting. Names without "_" are left out, because they
+may be ordinary words."""
 _SETTING: Final = re.compile(r"(?<![\w.'-])(?:" + "|".join(_OPTION_OF) + r")(?![\w.'-])")
 
 
 def in_options(message: str) -> str:
-    """A message of the producer with the names of the sink's options instead of the Python names of
-    the settings."""
+    """Replace the Python names of settings in a producer's message with names of sink options."""
     return _SETTING.sub(lambda found: _OPTION_OF[found[0]], message)

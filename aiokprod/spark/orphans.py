@@ -1,8 +1,8 @@
 """Ends the transactions that earlier runs of a batch job left open.
 
 The transactional ids of a batch job contain a name that is created for each run, so InitProducerId
-of a later run does not fence them. If a driver died, nothing else would end them before their
-timeout, and `read_committed` readers would wait.
+of a later run does not fence them. If a driver dies, its transactions would block `read_committed`
+consumers until they time out.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ JOB_DIGITS: Final = 12
 FENCE_TIMEOUT_MS: Final = 60_000
 """Transaction timeout of an InitProducerId that is sent only to fence a producer."""
 _SECONDS: Final = 10.0
-"""Time limit for ending all of them, s."""
+"""Time limit for ending all transactions, s."""
 _AT_ONCE: Final = 8
 """Maximum number of concurrent InitProducerId requests."""
 
 
 def end_orphans(options: SinkOptions) -> None:
-    """End the transactions that earlier runs with the same transactionalIdPrefix left open; takes
+    """End the transactions that earlier runs with the same transactionalIdPrefix left open. Takes
     up to ten seconds.
 
-    Transactions of a run that is still working are ended too: a prefix belongs to one job and, as
+    Transactions of a run that is still active are ended too: a prefix belongs to one job and, as
     with any transactional id, the latest run is valid. A failure is only logged, because the
     transactions time out in any case.
     """
@@ -59,7 +59,7 @@ def end_orphans(options: SinkOptions) -> None:
 
 
 async def _end(options: SinkOptions) -> list[str]:
-    """Returns the transactional ids, in alphabetical order."""
+    """End the transactions, and return their transactional ids in alphabetical order."""
     client = ClusterClient(options.producer_config(), patience=0.0)
     try:
         deadline = client.loop.time() + _SECONDS
@@ -87,7 +87,8 @@ async def _end(options: SinkOptions) -> list[str]:
 
 
 def _is_of_job(prefix: str, transactional_id: str) -> bool:
-    """True for an id of a batch job; those of streams have the id of the query in the middle."""
+    """Return True for the id of a batch job. An id of a stream contains the query id instead of
+    the name of a run."""
     pattern = rf"{re.escape(prefix)}\.[0-9a-f]{{{JOB_DIGITS}}}\.[0-9]+"
     return re.fullmatch(pattern, transactional_id) is not None
 
@@ -96,7 +97,7 @@ async def fence_transaction(client: ClusterClient, transactional_id: str, deadli
     """Abort the open transaction of this id, and fence its producer.
 
     Raises:
-        KafkaError: the coordinator rejected the request, or gave no definite response.
+        KafkaError: the coordinator rejected the request, or sent no definite response.
     """
     code = await fence_producer(client, transactional_id, FENCE_TIMEOUT_MS, deadline)
     if code != Code.NONE:

@@ -1,5 +1,5 @@
-"""Checks on the driver before any task runs: servers, credentials, topic, permission to write, and
-the timeout and permissions of transactions."""
+"""Checks on the driver before any task runs: servers, credentials, topic, permission to write,
+transaction timeout, and permissions for transactions."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _NOT_REPORTED: Final = -(2**31)
 _PASSING: Final = frozenset({Code.LEADER_NOT_AVAILABLE, Code.UNKNOWN_TOPIC_OR_PARTITION})
 _PAUSE: Final = 0.2
 _VALID: Final = 60.0
-"""Seconds until the check is repeated. A stream plans every micro-batch, twice."""
+"""Seconds for which a passed check is valid. A stream plans every micro-batch twice."""
 
 _passed: dict[SinkOptions, float] = {}
 """Time (loop time) of the last successful check of the options in this process."""
 
 
 class PreflightError(RuntimeError):
-    """The cluster does not fulfil a requirement of the job; nothing was sent."""
+    """The cluster does not meet a requirement of the job. No record was sent."""
 
 
 def preflight(options: SinkOptions) -> None:
-    """Run the checks; takes about ten seconds at most.
+    """Run the checks. They take about ten seconds at most.
 
     Raises:
-        PreflightError: names the problem and how to fix it.
+        PreflightError: a check failed. The text names the problem and the fix.
     """
     thread = loop_thread(options.loop)
     now = thread.loop.time()
@@ -103,7 +103,7 @@ async def _look(
         late = client.loop.time() + _PAUSE > deadline
         if late or code not in _PASSING or not config.allow_auto_create_topics:
             raise _refusal(topic, code, config)
-        await asyncio.sleep(_PAUSE)  # being created, if the brokers create topics
+        await asyncio.sleep(_PAUSE)  # the brokers may be creating the topic
 
 
 def _check_permission(topic: str, operations: int) -> None:
@@ -132,8 +132,8 @@ def _refusal(topic: str, code: int, config: ProducerConfig) -> KafkaError:
 async def _check_transactions(
     client: ClusterClient, config: ProducerConfig, options: SinkOptions, deadline: float
 ) -> None:
-    """Try the transaction timeout, and the permission for transactional ids, with an id that no
-    task uses: every request that returns the brokers' limit needs a further permission.
+    """Check the transaction timeout and the permission for transactional ids by an InitProducerId
+    with an id that no task uses. Reading the brokers' limit would need a further permission.
 
     Raises:
         ConfigError: the timeout is longer than the brokers allow.
@@ -163,9 +163,9 @@ async def _check_transactions(
 
 
 async def _longest(client: ClusterClient, name: str, refused: int, deadline: float) -> int:
-    """Find transaction.max.timeout.ms of the brokers by bisection."""
+    """Find the brokers' transaction.max.timeout.ms by bisection."""
     allowed = 0
-    guess = DEFAULT_TRANSACTION_TIMEOUT_MS  # also the default of the limit
+    guess = DEFAULT_TRANSACTION_TIMEOUT_MS  # the default of the brokers' limit
     while allowed + 1 < refused:
         if not allowed < guess < refused:
             guess = (allowed + refused) // 2

@@ -10,12 +10,12 @@ _KNOWN_ALREADY: Final = "DATA_SOURCE_ALREADY_EXISTS"
 def register(spark: Any) -> None:
     """Register `format("aiokprod")` and `format("aiokprod-audit")` with a SparkSession.
 
-    Needed where Spark does not discover the module `pyspark_aiokprod` itself: in a thread other
-    than the session's, if another `pyspark_*` package cannot be imported, and on a Spark Connect
-    client whose server has the package. May be called again; each `newSession()` and each thread
-    needs its own call.
+    The call is needed where Spark does not discover the module `pyspark_aiokprod` itself: in a
+    thread other than the session's, if another `pyspark_*` package cannot be imported, and on a
+    Spark Connect client whose server has the package. It may be repeated. Each `newSession()` and
+    each thread needs a separate call.
 
-    In classic mode Spark looks data sources up in the thread's active session, so this also makes
+    In classic mode, Spark looks up data sources in the thread's active session, so this also makes
     `spark` the active session of the calling thread.
     """
     from aiokprod.spark.source import AiokprodAuditSource, AiokprodDataSource

@@ -1,6 +1,6 @@
 """Converts Spark's RecordBatches to the columns that the producer sends, and checks their rows.
 
-Everything works on whole columns. pyarrow is imported by the functions that are given a batch.
+All functions work on whole columns. pyarrow is imported only by the functions that need it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class RowError(ConfigError):
 
 
 def row_error(row: int, text: str) -> RowError:
-    """The error of a row; `row` is its number within the task, from 0."""
+    """Return the error of a row. `row` is its number within the task, from 0."""
     return RowError(f"row {row} of this task: {text}", outcome=Outcome.NOT_SENT)
 
 
 def project(batch: Any, columns: SinkColumns, *, topic: str | None, first_row: int) -> Any:
-    """The columns to send, as a RecordBatch of key, value, headers, timestamp, partition, topic.
+    """Return the columns key, value, headers, timestamp, partition and topic as a RecordBatch.
 
-    Missing columns are left out, and so is a topic column if there is a topic option. No data are
+    It leaves out missing columns, and the topic column if the option topic is set. No data are
     copied.
 
     Args:
-        first_row: number within the task of the batch's first row, for errors.
+        first_row: number of the batch's first row within the task, for errors.
 
     Raises:
         RowError: a topic or the name of a header is null, or a partition is negative.
@@ -79,7 +79,7 @@ def _partitions(column: Any, first_row: int) -> Any:
 
 
 def _headers(column: Any, first_row: int) -> Any:
-    names = column.flatten().field("key")  # of the rows of this slice only
+    names = column.flatten().field("key")  # `flatten` returns only the rows of this slice
     if names.null_count:
         row = _row_of(column, _first_null(names))
         raise row_error(first_row + row, "the key of a header is null: name it or drop the header")
@@ -87,7 +87,7 @@ def _headers(column: Any, first_row: int) -> Any:
 
 
 def _row_of(lists: Any, element: int) -> int:
-    """The row whose list holds an element of the flattened lists."""
+    """Return the row whose list contains this element of the flattened lists."""
     seen = 0
     for row, size in enumerate(lists.value_lengths().to_pylist()):
         seen += size or 0
@@ -98,10 +98,11 @@ def _row_of(lists: Any, element: int) -> int:
 
 def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
                      first_row: int) -> None:  # fmt: skip
-    """Reject partitions that a topic does not have; `counts` is the number of partitions by topic.
+    """Reject partitions that a topic does not have. `counts` is the number of partitions by topic.
 
     Raises:
-        RowError: names the row, its partition and the number of partitions.
+        RowError: a partition is out of range. The text names the row, its partition and the number
+            of partitions.
     """
     import pyarrow.compute as pc
 
@@ -122,9 +123,8 @@ def check_partitions(batch: Any, counts: dict[str, int], *, topic: str | None,
 
 
 def with_audit_header(table: Any, prefix: str, first_row: int) -> Any:
-    """The table with one more header per row, `AUDIT_HEADER`: `prefix` and the number of the row.
-
-    It comes after the row's other headers.
+    """Append the header `AUDIT_HEADER` to every row. Its value is `prefix` and the number of the
+    row within the task.
     """
     import numpy as np
     import pyarrow as pa
@@ -143,7 +143,7 @@ def with_audit_header(table: Any, prefix: str, first_row: int) -> Any:
         ids = pa.concat_arrays([flat.field("value").cast(pa.binary()), ids])
     ends = np.cumsum(sizes + 1)
     places: Any = np.ones(int(ends[-1]) if count else 0, bool)
-    places[ends - 1] = False  # the last header of each row is the new one
+    places[ends - 1] = False  # the audit header is the last header of each row
     order: Any = np.empty(len(places), np.int64)
     order[places] = np.arange(len(places) - count)
     order[~places] = np.arange(len(places) - count, len(places))

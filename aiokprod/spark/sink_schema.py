@@ -1,7 +1,7 @@
-"""Checks the schema of a DataFrame: the columns of Spark's Kafka sink, by name and type.
+"""Checks the schema of a DataFrame: it must have the columns of Spark's Kafka sink.
 
-Uses only `typeName()` and the fields of Spark's types, so that it can be imported and tested
-without pyspark.
+The checks use only `typeName()` and the fields of Spark's types, so that this module can be
+imported and tested without pyspark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALLOWED: Final[dict[str, tuple[str, ...]]] = {
     "headers": (HEADERS_TYPE,),
     "timestamp": ("timestamp", "timestamp_ntz", "bigint"),
 }
-"""Types by column, with Spark's names, the preferred one first."""
+"""Accepted types by column, with Spark's names. The preferred type is the first."""
 
 _CASTS: Final = {
     "key": "col('key').cast('string')",
@@ -40,7 +40,8 @@ class SinkColumns:
     """Position of each column in the DataFrame, or None if it is missing.
 
     Attributes:
-        header_key_first: the struct's fields are (key, value) and not (value, key).
+        header_key_first: True if the order of the header fields is (key, value) and not (value,
+            key).
         timestamp_type: Spark's name of the timestamp column's type.
     """
 
@@ -59,12 +60,12 @@ def check_schema(schema: Any, *, topic: str | None, unknown_columns: str) -> Sin
 
     Args:
         schema: a pyspark `StructType`.
-        topic: the option, or None if it is not set.
+        topic: the option topic, or None if it is not set.
         unknown_columns: "error" or "ignore".
 
     Raises:
-        ConfigError: a column is missing, unknown or has the wrong type; names the column and how
-            to fix it.
+        ConfigError: a column is missing, unknown or has the wrong type. The text names the column
+            and the fix.
     """
     places: dict[str, int] = {}
     for number, field in enumerate(schema.fields):
@@ -125,7 +126,8 @@ def _check_type(column: str, data_type: Any) -> None:
 
 
 def _headers_fit(data_type: Any) -> bool:
-    """True if the fields have the right types and exactly these names, in any order."""
+    """Return True if the type is an array of structs of a string `key` and a binary `value`, in any
+    order."""
     if data_type.typeName() != "array" or data_type.elementType.typeName() != "struct":
         return False
     fields = {field.name: _name(field.dataType) for field in data_type.elementType.fields}

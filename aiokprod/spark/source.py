@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class AiokprodDataSource(DataSource):
-    """`format("aiokprod")`: DataFrames to Kafka, batch and streaming. See docs/spark.md."""
+    """`format("aiokprod")`: writes DataFrames to Kafka, batch and streaming. See docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
+        """Return the name for `format(...)`."""
         return "aiokprod"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -44,8 +44,8 @@ class AiokprodDataSource(DataSource):
         """Check everything that can be checked on the driver.
 
         Raises:
-            ConfigError: options or schema are wrong.
-            PreflightError: the cluster does not fulfil a requirement of the job.
+            ConfigError: an option or the schema is wrong.
+            PreflightError: the cluster does not meet a requirement of the job.
         """
         with redacted(self.options):
             if overwrite:
@@ -56,8 +56,8 @@ class AiokprodDataSource(DataSource):
             return self._writer(schema, job=uuid.uuid4().hex[:JOB_DIGITS])
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
-        """Like `writer`, for streaming queries. `overwrite` is True for the output mode complete;
-        every result is appended nevertheless."""
+        """Return the writer of a streaming query, with the checks of `writer`. `overwrite` is True
+        for the output mode complete, but every result is appended nevertheless."""
         with redacted(self.options):
             refuse_shown_key(self.options, "a stream")
             return self._writer(schema, job=None)
@@ -94,15 +94,16 @@ def _check_delivery(options: SinkOptions, *, streaming: bool) -> None:
 
 
 class AiokprodAuditSource(DataSource):
-    """`format("aiokprod-audit")`: reads topics back for audits. See docs/spark.md."""
+    """`format("aiokprod-audit")`: reads topics for audits. See docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
+        """Return the name for `format(...)`."""
         return "aiokprod-audit"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Check the options now: Spark creates the source before it shows them in plans.
+        """Check the options. The check is here because Spark creates the source before it shows the
+        options in plans.
 
         Raises:
             ConfigError: an option is unknown, missing or wrong.
@@ -112,9 +113,9 @@ class AiokprodAuditSource(DataSource):
             AuditOptions.parse(self.options)
 
     def schema(self) -> str:
-        """The fixed schema, one row per record."""
+        """Return the fixed schema, which has one row per record."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> AuditReader:
-        """The reader for the options."""
+        """Return a reader with these options."""
         return AuditReader(self.options)

@@ -1,7 +1,7 @@
 """Submits the tables of a task to the producer without waiting for acknowledgments.
 
-`Producer.send_table` returns once each row has its outcome. A task has many tables, in order, and
-must not wait for the acknowledgments of a table before it submits the next one.
+`Producer.send_table` returns once each row has an outcome. A task has many tables, in order, and
+must not wait for the acknowledgments of a table before it submits the next table.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from aiokprod.spark.failures import Counts
 
 _NAMES: Final = {name: name for name in ALLOWED}
-"""Column by part of a record, for `Producer.send_table`."""
+"""Name of the column for each field of a record, as in `Producer.send_table`."""
 
 
 class SinkBatch(Protocol):
     """The attributes of the producer's batches that the sink reads.
 
     Attributes:
-        base_offset: offset of its first record, or -1 if the broker did not return it.
-        parts: the batches into which it was split, or None if it was not.
+        base_offset: offset of the first record, or -1 if the broker did not return it.
+        parts: the batches into which this batch was split, or None if it was not split.
     """
 
     @property
@@ -45,7 +45,7 @@ class SinkBatch(Protocol):
 
 
 class Tracker(Protocol):
-    """The batches that hold the rows of a table."""
+    """Tracks the batches that contain the rows of a table."""
 
     @property
     def cores(self) -> Sequence[SinkBatch]: ...
@@ -60,7 +60,7 @@ class SubmittedTable(Protocol):
 
     Attributes:
         refused: errors of rows that are in no batch, by row number.
-        interrupted: the error because of which the later rows were not submitted; None if all were.
+        interrupted: the error that stopped the submission; None if all rows were submitted.
     """
 
     @property
@@ -79,10 +79,10 @@ class TableHandoff:
     """One table that is being submitted.
 
     Args:
-        first_row: number of its first row in the task.
+        first_row: number of the table's first row within the task.
 
     Attributes:
-        complete: all of its rows are in batches or refused.
+        complete: True if every row is in a batch or was refused.
         sender: None until `submit_table` begins.
     """
 
@@ -95,7 +95,7 @@ class TableHandoff:
 
     @property
     def tracker(self) -> Tracker | None:
-        """The rows that are in batches."""
+        """The tracker of the rows that are in batches, or None before `submit_table`."""
         return None if self.sender is None else self.sender.tracker
 
     @property
@@ -105,7 +105,7 @@ class TableHandoff:
 
     @property
     def cores(self) -> Sequence[SinkBatch]:
-        """The batches that hold its rows; the tables before and after may share some."""
+        """The batches that contain rows of this table. Adjacent tables may share batches."""
         return [] if self.tracker is None else self.tracker.cores
 
     @property
@@ -114,18 +114,19 @@ class TableHandoff:
         return 0 if self.tracker is None else self.tracker.count
 
     async def wait_settled(self) -> None:
-        """Wait until all of `cores` have their outcome."""
+        """Wait until all batches in `cores` have an outcome."""
         if self.sender is not None:
             await self.sender.wait_settled()
 
     def first_refused(self) -> tuple[int, KafkaError]:
-        """(number in the task, error) of the first row that is in no batch; there must be one."""
+        """Return (row number within the task, error) of the first refused row, which must exist."""
         row = min(self.refused)
         return self.first_row + row, self.refused[row]
 
     def first_failure(self) -> tuple[str, int, KafkaError] | None:
-        """("topic-partition", number in the task, error) of the first row that failed in a batch.
-        Rows that were only in the same batch as an invalid one come last."""
+        """Return ("topic-partition", row number within the task, error) of the first row that
+        failed in a batch. A row that failed only because it shared a batch with an invalid row is
+        returned only if there is no other."""
         tracker = self.tracker
         failed = [] if tracker is None else tracker.failed()
         if tracker is None or not failed:
@@ -139,7 +140,8 @@ class TableHandoff:
         return f"{topics[0]}-{partition}", self.first_row + self._row_of(entry), error
 
     def _row_of(self, entry: int) -> int:
-        """The row of the table that is this entry of the tracker, which lacks refused rows."""
+        """Return the row number in the table of an entry of the tracker. The tracker has no entries
+        for refused rows."""
         for refused in sorted(self.refused):
             if refused > entry:
                 break
@@ -147,7 +149,7 @@ class TableHandoff:
         return entry
 
     def count_into(self, counts: Counts) -> None:
-        """Add its rows to `counts` by outcome. All of them must have their outcome."""
+        """Add the rows to `counts` by outcome. Every row must have an outcome."""
         for error in self.refused.values():
             counts.add(error.outcome)
         tracker = self.tracker
@@ -172,11 +174,11 @@ def _has_failed(core: SinkBatch) -> bool:
 async def submit_table(
     producer: Producer[Any, Any], topic: str | None, table: Any, handed: TableHandoff
 ) -> None:
-    """Put all rows of a RecordBatch into batches, in order; waits while the buffer is full.
+    """Put all rows of a RecordBatch into batches, in order. Waits while the buffer is full.
 
     Raises:
-        KafkaError: the producer failed or was closed; `handed` contains the rows submitted before
-            that.
+        KafkaError: the producer failed or was closed. `handed` contains the rows submitted until
+            then.
     """
     handed.sender = sender = producer.table_sender()
     await sender.append(topic, table, _NAMES)

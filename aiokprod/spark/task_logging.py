@@ -1,8 +1,8 @@
 """The log messages of a task.
 
-Tasks run in several processes, and each would repeat a warning of its producer. A topic that does
-not exist yet does not justify one: if the brokers create it, nothing is wrong, and if they do not,
-the task fails and its error names the topic and the row.
+Tasks run in several processes, and each process would repeat a warning of its producer. A topic
+that does not exist yet does not justify a warning. Either the brokers create the topic, or the task
+fails with an error that names the topic and the row.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import logging
 from typing import Final
 
 _METADATA: Final = "aiokprod._engine.metadata.topics"
-"""Logger of the errors that Metadata responses have for topics."""
+"""Name of the logger for topic errors in Metadata responses."""
 
 
 def quiet_metadata() -> None:
-    """Log errors in Metadata responses at level INFO in this process. May be called again."""
+    """Log topic errors in Metadata responses at level INFO in this process. Repeated calls have no
+    effect."""
     logger = logging.getLogger(_METADATA)
     if not any(isinstance(one, _Lower) for one in logger.filters):
         logger.addFilter(_Lower())

@@ -1,7 +1,7 @@
 """`TaskSender`: sends the rows of one task, on the loop thread.
 
-Submits the tables in order, processes their outcomes in the background, keeps the acknowledged
-offsets as one range per partition, and stops at the first failure.
+A sender submits the tables in order, processes their outcomes in the background, stores the
+acknowledged offsets as one range per partition, and stops at the first failure.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from aiokprod.spark.table_handoff import SinkBatch
 
 _FORGET_EVERY: Final = 1024
-"""Number of counted batches after which batches without rows of a pending table are dropped."""
+"""Number of stored batches above which those without rows of a pending table are dropped."""
 
 
 @dataclass(slots=True)
 class Range:
-    """Acknowledged records of one partition; offsets are None if the broker returned none."""
+    """Acknowledged records of one partition. Offsets are None if the broker returned none."""
 
     first: int | None = None
     last: int | None = None
     count: int = 0
 
     def add(self, base: int, count: int) -> None:
-        """Add a batch of `count` records that starts at offset `base` (-1 = unknown)."""
+        """Add a batch of `count` records that starts at offset `base`, or -1 if that is unknown."""
         self.count += count
         if base < 0:
             return
@@ -47,7 +47,7 @@ class TaskSender:
     """Sends the rows of one task attempt, with a producer that only this task uses.
 
     Attributes:
-        rows, size: rows and bytes of Arrow columns that were submitted so far.
+        rows, size: number of rows and size of the Arrow columns in bytes, submitted so far.
         ranges: the ranges acknowledged so far, by (topic, partition).
     """
 
@@ -70,18 +70,18 @@ class TaskSender:
         self._settling: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._where = topic or "this task"
-        self._row: int | None = None  # the row that failed, if known
+        self._row: int | None = None  # number of the failed row, if known
         self._counts = Counts()  # rows of tables that are no longer pending
         self.rows = 0
         self.size = 0
         self.ranges: dict[tuple[str, int], Range] = {}
 
     async def submit(self, table: Any) -> None:
-        """Submit a RecordBatch of `rows.project`. Returns once all its rows are in batches; waits
+        """Submit a RecordBatch of `rows.project`. Returns once all rows are in batches, and waits
         while the buffer is full.
 
         Raises:
-            SinkError: a row, of this or an earlier batch, failed.
+            SinkError: a row of this or an earlier batch failed.
         """
         async with self._turn:  # in the order of the calls
             self._check()
@@ -108,7 +108,7 @@ class TaskSender:
             self._check()
 
     async def finish(self) -> None:
-        """Returns once every row is acknowledged.
+        """Wait until every row is acknowledged.
 
         Raises:
             SinkError: a row failed.
@@ -130,12 +130,12 @@ class TaskSender:
         return self._failure
 
     def blame(self, error: BaseException) -> None:
-        """Note the error that ended the attempt, unless there was an earlier one."""
-        if not isinstance(error, SinkError):  # its cause has already been noted
+        """Store the error that ended the attempt, unless an earlier error is stored."""
+        if not isinstance(error, SinkError):  # the cause of a SinkError is already stored
             self._note(error)
 
     def failure(self, error: BaseException | None = None) -> SinkError:
-        """The exception that fails this attempt. Call it only once no row is pending."""
+        """Return the exception that fails this attempt. No row may be pending."""
         first = self._failure or error
         assert first is not None, "only failures are described"
         counts = copy.copy(self._counts)
@@ -153,11 +153,11 @@ class TaskSender:
                 self._where = where
 
     async def _look_up(self, table: Any) -> None:
-        """Fetch the metadata of all new topics at the same time. Rows that are appended one by one
-        would wait for one topic after the other.
+        """Fetch the metadata of all new topics concurrently. Otherwise the rows, which are appended
+        one by one, would wait for each new topic in turn.
 
         Raises:
-            KafkaError: a topic has none; noted with its first row.
+            KafkaError: a topic has no metadata. The error is stored with the topic's first row.
         """
         if self._topic is None:
             named = table.column("topic")
@@ -185,8 +185,8 @@ class TaskSender:
         try:
             check_partitions(table, self._partition_counts, topic=self._topic, first_row=self.rows)
         except RowError:
-            # Refresh it, because the metadata of a producer kept from an earlier task may lack new
-            # partitions.
+            # Refresh the metadata, because a producer kept from an earlier task may have been
+            # created before the partition.
             await self._producer.refresh_metadata()
             for name in list(self._partition_counts):
                 self._partition_counts[name] = len(await self._producer.partitions_for(name))
@@ -203,7 +203,7 @@ class TaskSender:
                 where, row, error = bad
                 self._note(error, where, row)
             if bad is not None or handed.refused:
-                return  # `failure` counts the rows that are left
+                return  # `failure` counts the remaining rows
             for core in handed.cores:
                 self._count(core)
             self._counts.acknowledged += handed.appended
@@ -215,12 +215,12 @@ class TaskSender:
             for part in core.parts:
                 self._count(part)
         elif id(core) not in self._counted:
-            self._counted[id(core)] = core  # kept, so that no other object gets its id
+            self._counted[id(core)] = core  # a reference, so that no other object gets this id
             found = self.ranges.setdefault((core.topic, core.partition), Range())
             found.add(core.base_offset, core.record_count)
 
     def _forget(self) -> None:
-        """Forget batches that no pending table shares: they are not counted again."""
+        """Drop batches without rows of a pending table, because they cannot be counted again."""
         if len(self._counted) > _FORGET_EVERY:
             live = {id(core) for handed in self._live for core in handed.cores}
             self._counted = {key: core for key, core in self._counted.items() if key in live}

@@ -1,4 +1,4 @@
-"""One task attempt: Spark's thread iterates over the rows, the loop thread sends them."""
+"""Runs one task attempt. Spark's thread iterates over the rows, and the loop thread sends them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _GIVE_UP: Final = 2.0
-"""Seconds that a cancelled task gets to close its producer."""
+"""Seconds in which a cancelled task may close its producer."""
 
 
 def run_task(
@@ -40,7 +40,7 @@ def run_task(
     *,
     job: str | None,
 ) -> TaskReport:
-    """Send all rows of `batches` (RecordBatches); returns once all are acknowledged.
+    """Send all rows of `batches` (RecordBatches). Returns once all rows are acknowledged.
 
     Raises:
         SinkError: a row failed.
@@ -64,13 +64,13 @@ def run_task(
             if not handoff.put(table, socket_watch.check):
                 break
             rows += batch.num_rows
-        socket_watch.check()  # raises if the task was killed: its iterator then ends as if complete
+        socket_watch.check()  # the iterator of a killed task ends as if the data were complete
         handoff.end()
         return _wait(future, socket_watch)
     except BaseException:
         if not future.done():
             future.cancel()
-            ended.wait(_GIVE_UP)  # then its producer is closed, and nothing more is sent
+            ended.wait(_GIVE_UP)  # until the producer is closed, so that no more rows are sent
         raise
 
 
@@ -85,8 +85,8 @@ def _wait(future: concurrent.futures.Future[R], socket_watch: JvmSocketWatch) ->
 
 
 async def _tracked(work: Coroutine[Any, Any, R], ended: threading.Event) -> R:
-    """Set `ended` when the coroutine has ended. The concurrent future is not enough: if it is
-    cancelled, it is done before that."""
+    """Await `work`, and set `ended` afterwards. The concurrent future does not show this: a
+    cancelled future is done before the coroutine has ended."""
     try:
         return await work
     finally:
@@ -130,13 +130,13 @@ async def send_all(producer: Producer[Any, Any], sender: TaskSender, handoff: Ba
     """Send all tables of `handoff` and wait for the acknowledgments.
 
     Raises:
-        SinkError: a row failed. The producer is closed, so that every row has its outcome.
+        SinkError: a row failed. The producer was closed, so that every row has an outcome.
     """
     try:
         while (table := await handoff.get()) is not None:
             await sender.submit(table)
         await sender.finish()
     except Exception as error:
-        sender.blame(error)  # before closing, which fails pending rows for another reason
+        sender.blame(error)  # before `close`, which fails pending rows for another reason
         await producer.close(0)
         raise sender.failure() from None

@@ -2,8 +2,8 @@
 
 With SPARK_TRACEBACK_WITH_LOCALS=1, Spark 4.3 prints the local variables of every frame of a failing
 planner or worker. A mapping that masks its values is not enough: Spark's own functions read the
-options one by one, so the last one remains in a local variable, and they keep all of them in a
-dict. Only writing to these frames masks them.
+options one by one, so that the last option remains in a local variable, and they keep all options
+in a dict. These values can only be masked in the frames themselves.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 _PLAIN: Final = frozenset({"", "true", "false"})
 """Values that are not secrets, even in options with unknown names."""
 _FRAMES: Final = 32
-"""Number of callers to mask; Spark's planner is only a few frames away."""
+"""Number of calling frames to mask. Spark's planner is only a few frames away."""
 
 
 @contextlib.contextmanager
 def redacted(options: Mapping[str, str]) -> Iterator[None]:
-    """If the body raises, mask the secrets of `options` in the local variables of all functions in
-    the traceback: those that the body called, and all callers."""
+    """If the body raises, mask the secrets of `options` in the local variables of the functions
+    that the body called and of its callers."""
     try:
         yield
     except GeneratorExit:
-        raise  # a reader that is closed early has not failed
+        raise  # closing a reader early is not a failure
     except BaseException as error:
         secrets = {value for key, value in options.items() if is_secret(key, value)} - _PLAIN
         for below in _frames_below(error):
@@ -48,7 +48,7 @@ def redacted(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def _frames_below(error: BaseException) -> Iterator[FrameType]:
-    """The frames of the tracebacks of the error, its causes and contexts."""
+    """Yield the frames in the tracebacks of the error, its causes and its contexts."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -70,7 +70,7 @@ def _mask_frame(frame: FrameType, secrets: set[str]) -> None:
         if isinstance(value, str) and value in secrets:
             found[name] = MASK
             changed = True
-        elif isinstance(value, UserDict):  # Spark's CaseInsensitiveDict is one
+        elif isinstance(value, UserDict):  # such as Spark's CaseInsensitiveDict
             _mask_dict(value.data, secrets)
         elif type(value) is dict and value is not found:
             _mask_dict(value, secrets)

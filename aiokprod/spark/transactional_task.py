@@ -1,7 +1,7 @@
-"""A task attempt within a transaction, which only the driver's commit ends.
+"""Runs a task attempt within a transaction. Only the driver commits the transaction.
 
-The end of Spark's iterator does not prove that the data are complete (the iterator of a killed task
-ends early without an error), so nothing here commits.
+The end of Spark's iterator does not prove that the data are complete: the iterator of a killed task
+ends early without an error. So this module never commits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ENDED = frozenset(
         Code.PRODUCER_FENCED,
     }
 )
-"""Codes of requests for a transaction that is no longer open."""
+"""Error codes of requests for a transaction that is no longer open."""
 
 
 async def run_transactional(
@@ -67,7 +67,7 @@ async def run_transactional(
         return await _Run(thread, options, task, handoff, job).go()
     except SinkError:
         raise
-    except Exception as error:  # an error that does not concern a row
+    except Exception as error:  # not the failure of a row, which raises SinkError
         where = f"transaction of task {task.partition}"
         raise describe(error, Counts(), where=where, transactional=True) from error
 
@@ -105,8 +105,8 @@ class _Run:
         self._job = job
         self._id = _transactional_id(options, task, job)
         self._started = thread.loop.time()
-        # The hash starts with the topic, because the same rows for another topic must have another
-        # hash.
+        # Start the hash with the topic, so that equal rows for different topics have different
+        # hashes.
         self._hash = 0 if options.topic is None else zlib.crc32(options.topic.encode())
 
     async def go(self) -> Prepared:
@@ -193,10 +193,10 @@ class _Run:
         )  # fmt: skip
 
     def _why_ended(self, error: BaseException, seconds: float) -> str | None:
-        """The reason why the transaction is no longer open; None if the failure has another reason.
+        """Return why the transaction is no longer open, or None if the failure has another cause.
 
         Args:
-            seconds: seconds since the transaction began.
+            seconds: age of the transaction.
         """
         code = error.code if isinstance(error, KafkaError) else None
         if not isinstance(error, ProducerFenced) and (code is None or code.number not in _ENDED):
@@ -205,12 +205,12 @@ class _Run:
         return too_short(seconds, timeout) or _FENCED
 
     async def _mark(self, producer: Producer[Any, Any], sender: TaskSender) -> tuple[str, ...]:
-        """Add the task's marker to the transaction; returns the topics that hold it."""
+        """Add the task's marker to the transaction. Return the topics that hold the marker."""
         assert self._task.batch_id is not None, "checked for the transactional id"
         topics = {topic for topic, _ in sender.ranges}
         if self._options.topic is not None:
             topics.add(self._options.topic)
-        if not topics:  # no rows, but a topic column: any topic that the query wrote to earlier
+        if not topics:  # without rows and a topic option, use a topic of an earlier batch
             topics.update(await self._former_topic())
         if not topics:
             return ()

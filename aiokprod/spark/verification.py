@@ -1,8 +1,8 @@
 """Checks, before the first commit, that all transactions of the tasks can still be committed.
 
-A transaction that timed out or was fenced cannot be committed any more. Without this check its
-EndTxn would show that only after other transactions were committed, and the job would be committed
-in part.
+A transaction that timed out or was fenced cannot be committed any more. Without this check, only
+its EndTxn would fail, possibly after other transactions were committed. The job would then be
+committed in part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMED_OUT: Final = (
 
 
 def too_short(seconds: float, timeout_ms: int) -> str | None:
-    """The advice if a transaction was open for longer than its timeout; None if it was not."""
+    """Return an advice if a transaction was open for longer than its timeout, otherwise None."""
     if seconds * 1000 < timeout_ms:
         return None
     return (
@@ -41,14 +41,14 @@ def too_short(seconds: float, timeout_ms: int) -> str | None:
 async def lost_transactions(
     client: ClusterClient, tasks: Sequence[Prepared], deadline: float
 ) -> list[tuple[Prepared, str]]:
-    """The tasks whose transaction is no longer open with its producer id and epoch, with the
-    reasons.
+    """Return (task, reason) for each task whose transaction is no longer open with its producer id
+    and epoch.
 
-    Sends one DescribeTransactions request (KIP-664) to each coordinator, all concurrently.
+    Sends one DescribeTransactions request (KIP-664) to each coordinator, concurrently.
 
     Raises:
         UnsupportedVersion: brokers before 3.0 have no DescribeTransactions.
-        KafkaError: the brokers gave no definite response.
+        KafkaError: the brokers sent no definite response.
     """
     states = await describe_transactions(
         client, [task.transactional_id for task in tasks], deadline
@@ -58,7 +58,7 @@ async def lost_transactions(
 
 
 def _reason(task: Prepared, state: TransactionDescription) -> str | None:
-    """The reason why this transaction cannot be committed; None if it can."""
+    """Return why this transaction cannot be committed, or None if it can be."""
     if state.error_code != Code.NONE:
         return error_code(state.error_code).text
     owner = state.producer_id, state.epoch

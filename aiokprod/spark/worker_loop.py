@@ -1,8 +1,8 @@
-"""One event loop in a thread per Python process, and the clients that are kept between tasks.
+"""Runs an event loop in a thread of each Python process, and keeps clients between tasks.
 
-Spark runs tasks in the main thread of worker processes that it forks, reuses, leaves idle and
-kills without notice. So nothing starts at import, nothing is inherited over a fork, and no record
-is pending when a task returns: only open connections are kept.
+Spark runs tasks in the main thread of worker processes, which it forks, reuses, leaves idle and
+kills without notice. So nothing starts at import, and a forked child uses no thread of its parent.
+No record is pending when a task returns; only connections stay open.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol, TypeVar
 from aiokprod.errors import ConfigError
 
 IDLE_SECONDS: Final = 60.0
-"""Seconds for which an unused client is kept; Spark kills idle workers after the same time."""
+"""Seconds for which an unused client is kept. Spark kills idle workers after the same time."""
 
 EXIT_SECONDS: Final = 2.0
-"""Seconds for which the exit of the process waits for a busy loop."""
+"""Seconds for which the process waits for a busy loop when it exits."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class LoopThread:
-    """A running event loop in a daemon thread; call `run` from any other thread."""
+    """An event loop that runs in a daemon thread. Call `run` from any other thread."""
 
     def __init__(self, kind: str) -> None:
         self.pid = os.getpid()
@@ -63,14 +63,14 @@ class LoopThread:
         return self.pid == os.getpid() and self._thread.is_alive()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop; returns a future for the calling thread."""
+        """Start a coroutine on the loop. Return a future for the calling thread."""
         return asyncio.run_coroutine_threadsafe(self._counted(coroutine), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for it; an interrupted wait cancels it.
+        """Run a coroutine on the loop and return its result. An interrupted wait cancels it.
 
         Raises:
-            TimeoutError: it took longer than `timeout` seconds and was cancelled.
+            TimeoutError: the coroutine took longer than `timeout` seconds and was cancelled.
         """
         future = self.start(coroutine)
         try:
@@ -80,13 +80,13 @@ class LoopThread:
             raise
 
     def stop(self, within: float) -> None:
-        """Cancel all tasks, close the kept clients and end the thread, within `within` seconds. If
-        this takes longer, end the thread at once, within the same time again.
+        """Cancel all tasks, close the kept clients and end the thread within `within` seconds. If
+        that takes longer, stop the loop again and wait for another `within` seconds.
 
-        The thread must not outlive the interpreter: a uvloop that wakes up later crashes.
+        The thread must not outlive the interpreter, because a uvloop that wakes up later crashes.
         """
         for _ in range(2):
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop may already be closed
                 self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(within)
 
@@ -96,9 +96,10 @@ class LoopThread:
     async def borrowed(
         self, key: Hashable, make: Callable[[], Awaitable[C]], *, keep: bool
     ) -> AsyncIterator[C]:
-        """Context manager with the client stored under `key`, or a new one. An error closes it.
+        """Yield the client stored under `key`, or a new client. An error closes the client.
 
-        With `keep` it is stored for the next task, and closed after `IDLE_SECONDS` without use.
+        With `keep`, the client is stored for the next task, and closed after `IDLE_SECONDS` without
+        use.
         """
         entry = self.kept.pop(key, None)
         if entry is None:
@@ -145,7 +146,7 @@ class LoopThread:
 
 
 class _Kept:
-    """An unused client, the timer that ends it, and the task that closes it then."""
+    """An unused client, its expiry timer, and the task that closes the expired client."""
 
     __slots__ = ("closing", "item", "timer")
 
@@ -181,7 +182,7 @@ def _new_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 
 class _Process:
-    """The loop threads of this process, by the kind of their loop."""
+    """The loop threads of this process, by the kind of loop."""
 
     def __init__(self) -> None:
         self._threads: dict[str, LoopThread] = {}
@@ -195,7 +196,7 @@ class _Process:
             return thread
 
     def stop(self) -> None:
-        """Called at the exit of the process."""
+        """Stop all loop threads when the process exits."""
         with self._lock:
             threads, self._threads = self._threads, {}
         for thread in threads.values():
@@ -203,8 +204,9 @@ class _Process:
                 thread.stop(EXIT_SECONDS)
 
     def renew_lock(self) -> None:
-        """Called in a forked child: another thread of the parent may have held the lock. Threads
-        stay with the parent, and are not `usable` here, so they are replaced when requested."""
+        """Replace the lock in a forked child, because another thread of the parent may have held
+        it. The parent's loop threads do not run in the child and are not `usable`, so
+        `loop_thread` replaces them."""
         self._lock = threading.Lock()
 
 
@@ -215,9 +217,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def loop_thread(kind: str = "auto") -> LoopThread:
-    """The loop thread of this process, started on first use.
+    """Return the loop thread of this process. The thread starts on first use.
 
     Raises:
-        ConfigError: `kind` is "uvloop" and that is not installed.
+        ConfigError: `kind` is "uvloop", but uvloop is not installed.
     """
     return _process.loop_thread(kind)

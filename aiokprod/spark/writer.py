@@ -1,6 +1,6 @@
-"""The writer that Spark pickles: it runs `write` in the tasks, `commit` and `abort` on the driver.
+"""The writer that Spark pickles. Spark calls `write` in tasks, `commit` and `abort` on the driver.
 
-One class for all versions since 4.0. Spark 4.0 has no stream writer for Arrow; it passes
+One class supports all versions since 4.0. Spark 4.0 has no stream writer for Arrow, but it passes
 RecordBatches to a stream writer that is also a `DataSourceArrowWriter`.
 """
 
@@ -38,10 +38,10 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     """Writes the RecordBatches of a task to Kafka.
 
     Args:
-        options: the options that Spark passes. They are checked before, and again where they are
-            used.
+        options: the options that Spark passes. They have already been checked, and are checked
+            again where they are used.
         columns: positions of the columns in the DataFrame.
-        job: a name of this batch job that its tasks and its commit share; None for streams, which
+        job: name of this batch job, shared by its tasks and its commit. None for streams, which
             commit with another instance.
     """
 
@@ -55,10 +55,10 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         return f"<AiokprodWriter {self._options!r}>"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Send all rows; returns once all are acknowledged.
+        """Send all rows. Returns once all rows are acknowledged.
 
         Raises:
-            SinkError: a row failed; the text contains the number of rows by outcome.
+            SinkError: a row failed. The text contains the number of rows by outcome.
         """
         with redacted(self._options):
             check_version(self._version)
@@ -75,7 +75,8 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
-        """On the driver, after all tasks succeeded: end their transactions, write the report."""
+        """Commit the transactions of the tasks and write the report. Spark calls this on the driver
+        after all tasks have succeeded."""
         with redacted(self._options):
             self._commit(messages, batchId)
 
@@ -97,8 +98,8 @@ class AiokprodWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None
     ) -> None:
-        """On the driver, after a failed job or commit: abort transactions that may be open. Never
-        raises, because Spark would show that error instead of the failure's reason."""
+        """Abort transactions that may be open. Spark calls this on the driver after a failed job or
+        commit. Never raises, because Spark would show that error instead of the cause."""
         try:
             options = SinkOptions.parse(self._options)
             prepared = [one for one in messages if isinstance(one, Prepared) and not one.skipped]

@@ -1,7 +1,7 @@
-"""Testing kit: virtual time, an in-memory network, a scripted Kafka cluster, a producer that
-records, assertions on records, real brokers.
+"""Testing kit: virtual time, an in-memory network, a scripted Kafka cluster, a recording producer,
+assertions on records, and real brokers.
 
-The names exported here have no further dependencies. Real brokers are in `kafka_cluster`.
+The names exported here need no further packages. Real brokers are in `kafka_cluster`.
 """
 
 from aiokprod._errors import Code, ErrorCode

@@ -1,4 +1,4 @@
-"""`Api`: the requests of the Kafka protocol by name, for the scripts of `FakeCluster`."""
+"""`Api`: the API keys of the Kafka protocol by name, for the scripts of `FakeCluster`."""
 
 from __future__ import annotations
 

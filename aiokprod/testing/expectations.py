@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.log import StoredRecord
 
 _SHOWN: Final = 10
-"""Number of records that the text of a failed assertion lists."""
+"""Maximum number of records in the text of a failed assertion."""
 
 
 class _Anything:
-    """Equal to everything: the default of parts that are not compared."""
+    """The default of arguments that are not compared."""
 
     def __repr__(self) -> str:
         return "anything"
@@ -35,12 +35,11 @@ ANYTHING: Final[Any] = _Anything()
 class Expectations:
     """The records written since this object was created; earlier records are ignored.
 
-    As a context manager it does the same for the records that are written in the block, and its
-    methods are then called inside or after it.
+    As a context manager, it covers the records that are written in the block. Its methods may be
+    called inside or after the block.
 
     Args:
-        committed: consider only records that read_committed consumers see: no records of open or
-            aborted transactions.
+        committed: ignore records of open and aborted transactions, like a read_committed consumer.
     """
 
     def __init__(self, cluster: FakeCluster, *, committed: bool = False) -> None:
@@ -69,7 +68,8 @@ class Expectations:
         return None
 
     def records(self, topic: str) -> list[StoredRecord]:
-        """The new records of a topic, by partition and offset; none if there is no such topic."""
+        """Return the new records of a topic, ordered by partition and offset. The list is empty if
+        the topic does not exist."""
         known = self._cluster.topics.get(topic)
         count = 0 if known is None else len(known.partitions)
         return [record for index in range(count) for record in self._in_partition(topic, index)]
@@ -85,17 +85,17 @@ class Expectations:
         timestamp_ms: int | None = None,
         times: int = 1,
     ) -> StoredRecord:
-        """Assert that `times` new records of the topic match; returns the first.
+        """Assert that exactly `times` new records of the topic match. Return the first of them.
 
-        Arguments that are not given are not compared; None as key or value stands for null.
+        Arguments that are not given are not compared. A key or value of None means null.
 
         Args:
-            headers: headers that the record must have, possibly among others.
+            headers: headers that the record must have. It may have further headers.
 
         Raises:
             AssertionError: more or fewer records match. The text lists the new records of the
                 topic.
-            ValueError: times is less than 1; see `no_record`.
+            ValueError: times is less than 1. Use `no_record` instead.
         """
         if times < 1:
             raise ValueError(f"times={times}: use 1 or more, or no_record()")
@@ -135,11 +135,11 @@ class Expectations:
         """Assert that the new records of the topic have exactly these values.
 
         Args:
-            ordered: require this order too, which is defined only for a topic with one partition.
+            ordered: also require this order. The order is defined only for a topic with one
+                partition.
 
         Raises:
-            AssertionError: there are other values, or some are missing. The text lists the new
-                records.
+            AssertionError: a value is missing or unexpected. The text lists the new records.
         """
         wanted, found = list(values), [record.value for record in self.records(topic)]
         if not ordered:
@@ -185,5 +185,5 @@ def _wanted(
 
 
 def expecting(cluster: FakeCluster, *, committed: bool = False) -> Expectations:
-    """Assertions on the records written to `cluster` from now on, see `Expectations`."""
+    """Return assertions on the records written to `cluster` from now on. See `Expectations`."""
     return Expectations(cluster, committed=committed)

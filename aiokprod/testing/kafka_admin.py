@@ -1,7 +1,7 @@
 """Admin calls for tests: topics, leaders, end offsets.
 
-Uses the admin client of confluent-kafka (extra `test`), so that an independent client checks what
-aiokprod did. Synchronous; every call has a time limit.
+The calls use the admin client of confluent-kafka (extra `test`), so that an independent client
+checks the effects of aiokprod. They are synchronous, and each has a time limit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 _TOPIC_ALREADY_EXISTS: Final = 36
 _INVALID_PARTITIONS: Final = 37
 _LEADER_MOVES: Final = frozenset({5, 6, 74, 75, 78})
-"""LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH,
-OFFSET_NOT_AVAILABLE: a leader is being elected. librdkafka's admin client does not mark errors of
-single partitions as retriable."""
+"""Codes during a leader election: LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER,
+FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, OFFSET_NOT_AVAILABLE. librdkafka's admin client does not
+mark errors of single partitions as retriable."""
 
 
 class AdminError(RuntimeError):
@@ -32,11 +32,11 @@ class AdminError(RuntimeError):
 
 
 class _Unavailable(Exception):
-    """The response lacks a part, because the broker that has it did not respond."""
+    """A part of the response is missing, because one broker did not respond."""
 
 
 class ClusterAdmin:
-    """Admin calls to one cluster; brokers may stop and start between calls."""
+    """Admin calls to one cluster. Brokers may stop and start between calls."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         try:
@@ -57,7 +57,8 @@ class ClusterAdmin:
         )
 
     def broker_ids(self, timeout: float = 2.0) -> set[int]:
-        """Ids of the brokers that are registered and not fenced; empty if no broker responds."""
+        """Returns the ids of the registered brokers that are not fenced. The set is empty if no
+        broker responds."""
         from confluent_kafka import KafkaException
 
         try:
@@ -66,7 +67,7 @@ class ClusterAdmin:
             return set()
 
     def leader_of(self, topic: str, partition: int) -> int | None:
-        """Node id of the leader; None if the partition is unknown or has no leader."""
+        """Returns the node id of the leader, or None for no leader or an unknown partition."""
         found = self._partitions(topic).get(partition)
         return None if found is None or found.leader < 0 else int(found.leader)
 
@@ -109,7 +110,7 @@ class ClusterAdmin:
         _until(lambda: not self._partitions(name), f"topic {name} to vanish")
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Raises the number of partitions to `total` and waits for their leaders."""
+        """Increases the number of partitions to `total` and waits for their leaders."""
         from confluent_kafka.admin import NewPartitions
 
         _patiently(
@@ -128,8 +129,8 @@ class ClusterAdmin:
         _until(complete, f"{partitions} partitions of {name} to have leaders")
 
     def end_offsets(self, topic: str) -> dict[int, int]:
-        """Partition → offset after its last record (read uncommitted). Waits for all leaders;
-        raises AdminError if one cannot be reached for `RETRY_FOR` seconds."""
+        """Returns the offset after the last record (read_uncommitted) by partition. Waits for all
+        leaders. Raises AdminError if a leader cannot be reached for `RETRY_FOR` seconds."""
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -142,14 +143,14 @@ class ClusterAdmin:
                 for tp, future in answers.items()
             }
             missing = sorted(partition for partition, offset in found.items() if offset < 0)
-            if missing:  # librdkafka's OFFSET_INVALID instead of an error
+            if missing:  # librdkafka returns OFFSET_INVALID (negative) instead of an error
                 raise _Unavailable(
                     f"no end offset of {topic}, partitions {missing}: no leader could be reached "
                     f"for {RETRY_FOR:.0f} s"
                 )
             return found
 
-        # One broker may already list a topic that its leader does not know yet.
+        # A broker may list a topic before the leader of its partitions knows the topic.
         return _patiently(ask, passing=_LEADER_MOVES | {_UNKNOWN_TOPIC_OR_PARTITION}) or {}
 
     @staticmethod
@@ -161,11 +162,11 @@ class ClusterAdmin:
 def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
     """Finalises a lower level of a cluster feature, like `kafka-features.sh downgrade`.
 
-    Uses kafka-python (extra `test`), because confluent-kafka does not support it. It may take a
-    moment until brokers report the new level.
+    The call uses kafka-python (extra `test`), because confluent-kafka does not support it. Brokers
+    may report the new level with a delay.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from kafka-python, even at import
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python warns even at import
         try:
             from kafka.admin import KafkaAdminClient, UpdateFeatureType
         except ImportError as error:
@@ -184,7 +185,7 @@ def downgrade_feature(bootstrap_servers: str, feature: str, level: int) -> None:
 
 
 def _ignore(error: object) -> None:
-    """Drop librdkafka's error reports: in these tests brokers are down on purpose."""
+    """Drops librdkafka's error reports, because these tests stop brokers on purpose."""
 
 
 def _patiently(
@@ -193,10 +194,10 @@ def _patiently(
     passing: frozenset[int] = frozenset(),
 ) -> T | None:
     """Retries a call while brokers start, while a part of the response is missing, and after the
-    error codes `passing`; raises any other error at once.
+    error codes `passing`. Raises any other error immediately.
 
     An attempt whose response was lost may have succeeded. A later attempt then fails with the code
-    `done_by_earlier_try`, which counts as success; the result is None.
+    `done_by_earlier_try`, which counts as success. The result is then None.
     """
     from confluent_kafka import KafkaException
 

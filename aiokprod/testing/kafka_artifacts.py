@@ -1,6 +1,6 @@
 """Finds a JVM, and finds or downloads the jars of a Kafka release.
 
-Maven resolves the published artifacts once into a per-user cache with one folder per release. The
+Maven downloads the published artifacts once into a per-user cache with one folder per release. The
 folder is created atomically, and a lock makes concurrent processes wait for each other.
 """
 
@@ -19,8 +19,7 @@ from typing import Final
 KAFKA_4: Final = "4.3.1"
 KAFKA_3: Final = "3.9.1"
 KAFKA_2: Final = "2.1.1"
-"""The oldest supported release. It runs on Java 17 with a newer ZooKeeper client than the one that
-it ships."""
+"""The oldest supported release. On Java 17, it needs a newer ZooKeeper client than its own."""
 
 MINIMUM_JAVA: Final = 17
 FETCH_TIMEOUT: Final = 900.0
@@ -29,10 +28,11 @@ FETCH_TIMEOUT: Final = 900.0
 _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 
 _ZOOKEEPER: Final = "3.5.9"
-"""Earlier clients cannot parse host names on Java 14 and newer (ZOOKEEPER-3779)."""
+"""Version of the ZooKeeper client. Earlier clients cannot parse host names on Java 14 and newer
+(ZOOKEEPER-3779)."""
 
-# slf4j-simple replaces the logging backend of the release: it needs no configuration file and logs
-# to standard error, which is captured in the node's log.
+# slf4j-simple replaces the logging backend of the release. It needs no configuration file and logs
+# to standard error, which goes to the node's log.
 _POM: Final = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
@@ -62,7 +62,7 @@ _DEPENDENCY: Final = """\
 
 
 def needs_zookeeper(version: str) -> bool:
-    """True for releases before 3.0, whose KRaft mode has no transactions."""
+    """Returns True for releases before 3.0, whose KRaft mode has no transactions."""
     return int(version.split(".")[0]) < 3
 
 
@@ -91,7 +91,8 @@ class MissingTool(RuntimeError):
 
 
 def cache_root() -> Path:
-    """Folder of all releases: `AIOKPROD_CACHE`, else the user's cache folder."""
+    """Returns the folder of all releases: `AIOKPROD_CACHE` if set, otherwise a folder in the user's
+    cache."""
     chosen = os.environ.get("AIOKPROD_CACHE")
     if chosen:
         return Path(chosen)
@@ -100,7 +101,7 @@ def cache_root() -> Path:
 
 
 def find_java() -> str | None:
-    """Path of a JVM of at least Java 17, or None. `JAVA_HOME` takes precedence over `PATH`."""
+    """Returns the path of a JVM (Java 17 or newer), or None. `JAVA_HOME` precedes `PATH`."""
     home = os.environ.get("JAVA_HOME")
     candidates = [str(Path(home) / "bin" / "java")] if home else []
     on_path = shutil.which("java")
@@ -125,13 +126,13 @@ def _java_version(java: str) -> int | None:
 
 
 def class_path(version: str) -> str:
-    """The class path of Kafka `version`; downloads the jars if they are not in the user's cache.
+    """Returns the class path of Kafka `version`. Downloads the jars if they are not in the cache.
 
-    Blocks up to `FETCH_TIMEOUT`.
+    Blocks for up to `FETCH_TIMEOUT` seconds.
 
     Raises:
         MissingTool: Maven is not installed.
-        RuntimeError: the artifacts cannot be resolved; has Maven's output.
+        RuntimeError: the artifacts cannot be resolved. The text contains Maven's output.
     """
     target = cache_root() / version
     if not target.is_dir():
@@ -176,10 +177,10 @@ def _fetch(version: str, target: Path) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Holds an advisory lock between processes; does nothing where `fcntl` is missing."""
+    """Holds an advisory lock between processes. Does nothing where `fcntl` is missing."""
     try:
         import fcntl
-    except ImportError:  # not POSIX; rename() still makes the folder appear atomically
+    except ImportError:  # not POSIX; rename() still creates the folder atomically
         yield
         return
     with path.open("w") as handle:

@@ -5,10 +5,11 @@
         ...
         await cluster.kill(await cluster.leader_of("flights", 0))
 
-Runs combined KRaft nodes on the loopback interface: the release's Maven artifacts on a JVM (Java 17
-or newer), or the `apache/kafka` image if Docker is available and Java is not. Releases before 3.0
-run with a ZooKeeper server and need Java. A cluster is not bound to an event loop; its calls run in
-worker threads. `python -m aiokprod.testing.kafka_cluster` runs a cluster until Ctrl-C.
+The nodes run in combined KRaft mode on the loopback interface. They use the release's Maven
+artifacts on a JVM (Java 17 or newer), or the `apache/kafka` image if Docker is available and Java
+is not. Releases before 3.0 run with a ZooKeeper server and need Java. A cluster is not bound to an
+event loop, because its calls run in worker threads. `python -m aiokprod.testing.kafka_cluster` runs
+a cluster until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -53,22 +54,23 @@ __all__ = ["KAFKA_2", "KAFKA_3", "KAFKA_4", "ClusterError", "KafkaCluster", "Mis
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT: Final = 180.0
-"""Time limit until all nodes serve, s; takes about 11 s on two idle cores."""
+"""Time limit until all nodes serve requests, s. A start takes about 11 s on two idle cores."""
 
 
 class ClusterError(RuntimeError):
-    """A cluster did not start or a node did not respond as expected; quotes the node's log."""
+    """A cluster did not start, or a node did not respond as expected. The text quotes the node's
+    log."""
 
 
 class KafkaCluster:
     """`nodes` brokers of one Kafka release.
 
-    `config` overrides server properties of every node; `heap` is a JVM size such as "512m". Nodes
-    are numbered from 1. Restarted nodes keep their ports and their storage.
+    `config` overrides server properties of every node. `heap` is a JVM heap size such as "512m".
+    Nodes are numbered from 1. Restarted nodes keep their ports and their storage.
 
-    `listeners` adds listeners to the plaintext one: name -> properties without the prefix
-    `listener.name.…`; "security.protocol" is required. `scram_users` (name -> password) are created
-    for SCRAM-SHA-256 and -512. Both need Java.
+    `listeners` maps names of further listeners to their properties, without the prefix
+    `listener.name.…`; "security.protocol" is required. `scram_users` maps user names to passwords
+    for SCRAM-SHA-256 and SCRAM-SHA-512. Both arguments need Java.
     """
 
     def __init__(
@@ -110,16 +112,16 @@ class KafkaCluster:
         await self.stop()
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Starts all nodes and returns once every one serves. Raises MissingTool if neither Java
-        with Maven nor Docker is available, ClusterError if a node does not start."""
+        """Starts all nodes and waits until every node serves requests. Raises MissingTool if
+        neither Java with Maven nor Docker is available, ClusterError if a node does not start."""
         await asyncio.to_thread(self.start_blocking, timeout)
 
     async def stop(self) -> None:
-        """Stops all nodes and removes their storage; a second call does nothing."""
+        """Stops all nodes and removes their storage. A second call does nothing."""
         await asyncio.to_thread(self.stop_blocking)
 
     def start_blocking(self, timeout: float = START_TIMEOUT) -> None:
-        """Like `start`, for synchronous fixtures."""
+        """Synchronous form of `start`, for fixtures."""
         if self._folder is not None:
             raise ClusterError("this cluster was started already")
         self._build()
@@ -139,8 +141,8 @@ class KafkaCluster:
             raise
 
     def stop_blocking(self) -> None:
-        """Like `stop`, for synchronous fixtures. Nodes are killed, because their storage is
-        removed."""
+        """Synchronous form of `stop`, for fixtures. Nodes are killed, because their storage is
+        removed anyway."""
         atexit.unregister(self.stop_blocking)
         for node in self._nodes.values():
             node.kill()
@@ -258,7 +260,8 @@ class KafkaCluster:
         return found
 
     def _listener_properties(self, node_id: int) -> dict[str, str]:
-        """Properties of the additional listeners, and the properties that list all of them."""
+        """Returns the properties of the additional listeners, and the properties that list all
+        listeners."""
         uris = [f"PLAINTEXT://{HOST}:{self._ports[node_id]}"]
         protocols = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT"]
         properties: dict[str, str] = {}
@@ -299,13 +302,13 @@ class KafkaCluster:
             "share.coordinator.state.topic.replication.factor": replicas,
             "share.coordinator.state.topic.min.isr": in_sync,
             "group.initial.rebalance.delay.ms": "0",
-            # This is shorter than the default of 9 s, to detect a dead broker sooner, but long
-            # enough that no broker is fenced while several JVMs start on two cores.
+            # A shorter timeout than the default of 9 s detects a dead broker sooner. It must be
+            # long enough that no broker is fenced while several JVMs start on two cores.
             "broker.session.timeout.ms": "6000",
             "broker.heartbeat.interval.ms": "1000",
             "num.network.threads": "2",
             "num.io.threads": "4",
-            # The default of 128 MiB is allocated from the heap at once.
+            # The broker allocates the default of 128 MiB from the heap when it starts.
             "log.cleaner.dedupe.buffer.size": "4194304",
             **self._config,
         }
@@ -325,20 +328,20 @@ class KafkaCluster:
         return ",".join(self.address(node) for node in self.node_ids)
 
     def listener(self, name: str) -> str:
-        """`host:port` of every node's listener of that name, separated by commas."""
+        """Returns `host:port` of this listener on every node, separated by commas."""
         return ",".join(
             f"{HOST}:{self._listener_ports[name.upper(), node]}" for node in self.node_ids
         )
 
     def address(self, node: int) -> str:
-        """`host:port` of one node."""
+        """Returns `host:port` of one node."""
         return f"{HOST}:{self._ports[node]}"
 
     def is_running(self, node: int) -> bool:
         return self._node(node).running
 
     def pids(self) -> list[int]:
-        """Process ids of the running nodes; of nodes in containers there are none."""
+        """Process ids of the running nodes. Nodes in containers are not included."""
         found = (node.pid for node in self._nodes.values() if isinstance(node, JavaNode))
         return [pid for pid in found if pid is not None]
 
@@ -352,12 +355,12 @@ class KafkaCluster:
         await asyncio.gather(*(self.kill(node) for node in self.node_ids))
 
     async def terminate(self, node: int, timeout: float = 60.0) -> None:
-        """Controlled shutdown of a node (SIGTERM), which moves its leaderships; kills it after
-        `timeout` seconds."""
+        """Shuts down a node in a controlled way (SIGTERM), so that its leaderships move first.
+        Kills the node after `timeout` seconds."""
         await asyncio.to_thread(self._node(node).terminate, timeout)
 
     async def pause(self, node: int) -> None:
-        """Freezes a node (SIGSTOP): its sockets stay open, but it does not respond."""
+        """Freezes a node (SIGSTOP). Its sockets stay open, but it does not respond."""
         await asyncio.to_thread(self._node(node).pause)
 
     async def pause_all(self) -> None:
@@ -374,7 +377,7 @@ class KafkaCluster:
         await self.start_nodes((node,), wait=wait)
 
     async def start_nodes(self, nodes: Iterable[int], *, wait: bool = True) -> None:
-        """Starts several nodes at the same time; with `wait`, returns when all of them serve."""
+        """Starts several nodes concurrently. With `wait`, waits until all nodes serve requests."""
         chosen = tuple(nodes)
         for node in chosen:
             await asyncio.to_thread(self._node(node).start)
@@ -382,7 +385,7 @@ class KafkaCluster:
             await asyncio.to_thread(self._await_serving, chosen, START_TIMEOUT)
 
     async def restart(self, node: int, *, wait: bool = True) -> None:
-        """Terminates a node if it runs, and starts it."""
+        """Terminates a node if it is running, and starts it again."""
         await self.terminate(node)
         await self.start_node(node, wait=wait)
 
@@ -395,8 +398,8 @@ class KafkaCluster:
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
     ) -> None:
-        """Creates a topic and returns once every partition has a leader. The default replication
-        factor is 3, or the number of nodes if there are fewer."""
+        """Creates a topic and waits until every partition has a leader. The default replication
+        factor is 3, or the number of nodes if that is smaller."""
         factor = replication_factor or min(3, len(self.node_ids))
         await self._ask(lambda admin: admin.create_topic(name, partitions, factor, configs))
 
@@ -407,7 +410,7 @@ class KafkaCluster:
         await self._ask(lambda admin: admin.create_partitions(name, total))
 
     async def leader_of(self, topic: str, partition: int) -> int:
-        """Node id of a partition's leader; waits up to 45 s for one to be elected."""
+        """Returns the node id of a partition's leader. Waits up to 45 s for an election."""
         give_up = time.monotonic() + 45.0
         while True:
             leader = await asyncio.to_thread(self._client().leader_of, topic, partition)
@@ -421,12 +424,13 @@ class KafkaCluster:
         return await asyncio.to_thread(self._client().partition_count, topic)
 
     async def end_offsets(self, topic: str) -> dict[int, int]:
-        """Partition → offset after its last record. Waits up to 45 s for the leaders of all
-        partitions; raises AdminError if one cannot be reached."""
+        """Returns the offset after the last record by partition. Waits up to 45 s for the leaders
+        of all partitions. Raises AdminError if a leader cannot be reached."""
         return await asyncio.to_thread(self._client().end_offsets, topic)
 
     async def serving(self) -> set[int]:
-        """Ids of the nodes that the cluster lists as alive; empty if no node responds."""
+        """Returns the ids of the nodes that the cluster reports as alive. The set is empty if no
+        node responds."""
         return await asyncio.to_thread(self._client().broker_ids)
 
     # -- internals ----------------------------------------------------------------------------
@@ -448,7 +452,8 @@ class KafkaCluster:
         wanted = set(nodes)
         admin = self._client()
         give_up = time.monotonic() + timeout
-        # The cluster lists a killed node as alive until its session expires.
+        # Connect to the nodes too: the cluster reports a killed node as alive until its session
+        # expires.
         while not (self._accepting(wanted) and wanted <= admin.broker_ids()):
             ended = [node for node in sorted(wanted) if not self._nodes[node].running]
             if ended:
@@ -458,7 +463,7 @@ class KafkaCluster:
             time.sleep(0.1)
 
     def _accepting(self, nodes: Iterable[int]) -> bool:
-        """True if all these nodes accept connections, which they do once registered."""
+        """Returns True if all these nodes accept connections. A registered node accepts them."""
         for node in nodes:
             host, _, port = self.address(node).rpartition(":")
             try:
@@ -476,7 +481,7 @@ async def _serve(nodes: int, version: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # event loops on Windows
+        with contextlib.suppress(NotImplementedError):  # not implemented on Windows
             loop.add_signal_handler(number, stop.set)
     started = time.monotonic()
     async with KafkaCluster(nodes, version=version) as cluster:

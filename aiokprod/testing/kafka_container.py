@@ -1,7 +1,7 @@
 """Runs a KRaft node as a container, for machines with a Docker engine but without Java.
 
-Needs `testcontainers` and a Docker engine on Linux: the containers share the host's network, so
-that ports and addresses are the same as those of `kafka_node`.
+This needs `testcontainers` and a Docker engine on Linux. The containers use the host's network, so
+that ports and addresses are the same as in `kafka_node`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def engine_available() -> bool:
-    """True if testcontainers is installed and a Docker engine responds."""
+    """Returns True if testcontainers is installed and a Docker engine responds."""
     try:
         import docker
         import testcontainers.core.container  # noqa: F401
@@ -21,7 +21,7 @@ def engine_available() -> bool:
     try:
         client = docker.from_env()
         client.ping()
-    except Exception:  # the docker package raises its own errors and those of its HTTP client
+    except Exception:  # the docker package raises its own errors and errors of its HTTP client
         return False
     client.close()
     return True
@@ -59,7 +59,7 @@ class ContainerNode:
         return bool(wrapped.status in ("running", "paused"))
 
     def format(self) -> None:
-        """Does nothing: the image formats empty storage when it starts."""
+        """Does nothing, because the image formats empty storage when it starts."""
 
     def start(self) -> None:
         if self._created:
@@ -70,7 +70,9 @@ class ContainerNode:
 
     def kill(self) -> None:
         if self.running:
-            with contextlib.suppress(Exception):  # paused containers refuse to be killed
+            with contextlib.suppress(
+                Exception
+            ):  # resume first: a paused container cannot be killed
                 self.resume()
             self._container.get_wrapped_container().kill()
 
@@ -85,7 +87,7 @@ class ContainerNode:
         self._container.get_wrapped_container().unpause()
 
     def remove(self) -> None:
-        """Removes the container with its storage."""
+        """Removes the container and its storage."""
         if self._created:
             self._container.stop()
             self._created = False
@@ -97,6 +99,7 @@ class ContainerNode:
 
 
 def _variable(name: str) -> str:
-    """The image's variable for a property: dots become _, dashes __, underscores ___."""
+    """Returns the image's environment variable for a property. A dot becomes _, a dash __, and an
+    underscore ___."""
     spelled = name.replace("_", "___").replace("-", "__").replace(".", "_")
     return "KAFKA_" + spelled.upper()

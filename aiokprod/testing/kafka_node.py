@@ -1,6 +1,6 @@
 """Runs a KRaft node as a Java process: formatting, starting, signals, log.
 
-All calls are synchronous; `kafka_cluster` runs those that may block in a worker thread.
+All calls are synchronous. `kafka_cluster` runs blocking calls in a worker thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FORMAT_TIMEOUT: Final = 120.0
 TERMINATE_TIMEOUT: Final = 60.0
 _STOP_SECONDS: Final = 10.0
 
-# The ports are outside the ephemeral port range: while a killed broker is down, the system cannot
-# assign its port to an outgoing connection.
+# The ports are outside the ephemeral range, so that the system does not assign the port of a
+# stopped broker to an outgoing connection.
 _PORTS: Final = range(20000, 32000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports of the loopback interface on which no process listens."""
+    """Returns distinct ports of the loopback interface on which no process listens."""
     found: list[int] = []
     candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
     for port in candidates:
@@ -47,24 +47,24 @@ def free_ports(count: int) -> list[int]:
 
 
 class BrokerNode(Protocol):
-    """Interface of a node to the cluster, for a process or a container."""
+    """The interface of a node, which is a process or a container."""
 
     @property
     def running(self) -> bool: ...
     def format(self) -> None:
-        """Formats the storage; called once, before the first start."""
+        """Formats the storage. Called once, before the first start."""
 
     def start(self) -> None:
-        """Starts the node; does not wait until it serves."""
+        """Starts the node. Does not wait until it serves requests."""
 
     def kill(self) -> None:
         """Kills the node."""
 
     def terminate(self, timeout: float) -> None:
-        """Requests a controlled shutdown; kills the node after `timeout` seconds."""
+        """Requests a controlled shutdown. Kills the node after `timeout` seconds."""
 
     def pause(self) -> None:
-        """Freezes the node: its sockets stay open, but it does not respond."""
+        """Freezes the node. Its sockets stay open, but it does not respond."""
 
     def resume(self) -> None: ...
     def log_tail(self, lines: int) -> str: ...
@@ -123,7 +123,7 @@ class JavaNode:
 
     @property
     def pid(self) -> int | None:
-        """Process id while running, else None."""
+        """The process id, or None if the node is not running."""
         return self._process.pid if self._process is not None and self.running else None
 
     def format(self) -> None:
@@ -181,8 +181,8 @@ class JavaNode:
                 self._process = None
 
     def pause(self) -> None:
-        """Returns once all threads of the process are stopped. On a busy machine this takes some
-        time, during which the node still serves requests."""
+        """Freezes the process and waits until all of its threads are stopped. Until then, which may
+        take some time on a busy machine, the node still serves requests."""
         process = self._signal(signal.SIGSTOP)
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return
@@ -202,7 +202,7 @@ class JavaNode:
         return self._process
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of the node's log, empty if it has none."""
+        """Returns the last lines of the node's log, or an empty text if there is no log."""
         with contextlib.suppress(OSError):
             return "\n".join(
                 self.log_file.read_text(errors="replace").splitlines()[-lines:],

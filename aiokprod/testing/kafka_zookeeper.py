@@ -1,6 +1,6 @@
 """Brokers of releases before 3.0, and the ZooKeeper server that they need.
 
-Both are `JavaNode`s without formatted storage; `kafka_cluster` starts the server first.
+Both are `JavaNode`s without formatted storage. `kafka_cluster` starts the ZooKeeper server first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from aiokprod.testing.kafka_node import JavaNode
 
 HOST: Final = "127.0.0.1"
 _TICK_MS: Final = 500
-"""ZooKeeper's tick in ms; a session timeout is between 2 and 20 ticks."""
-# These settings are known only to KRaft, or rejected by these releases.
+"""ZooKeeper's tick time in ms. A session timeout is between 2 and 20 ticks."""
+# Prefixes of settings that exist only in KRaft mode, or that these releases reject.
 _KRAFT_ONLY: Final = (
     "process.roles",
     "node.id",
@@ -32,7 +32,7 @@ class ZooKeeperBroker(JavaNode):
     """A broker that registers with ZooKeeper."""
 
     def format(self) -> None:
-        """Storage of these releases needs no formatting."""
+        """Does nothing, because the storage of these releases needs no formatting."""
 
 
 class ZooKeeperServer(JavaNode):
@@ -44,11 +44,11 @@ class ZooKeeperServer(JavaNode):
         return {"dataDir": str(self._folder / "data")}
 
     def format(self) -> None:
-        """Does nothing: ZooKeeper creates its storage when it starts."""
+        """Does nothing, because ZooKeeper creates its storage when it starts."""
 
     def wait_listening(self, port: int, timeout: float) -> None:
-        """Returns once the server accepts connections. Raises RuntimeError with its log if it exits
-        or does not listen within `timeout` seconds."""
+        """Waits until the server accepts connections. Raises RuntimeError, with the server's log,
+        if it exits or does not listen within `timeout` seconds."""
         give_up = time.monotonic() + timeout
         while True:
             try:
@@ -61,7 +61,7 @@ class ZooKeeperServer(JavaNode):
 
 
 def server_properties(port: int) -> dict[str, str]:
-    """Settings of a ZooKeeper server that listens on `port` of the loopback interface."""
+    """Returns the settings of a ZooKeeper server on `port` of the loopback interface."""
     return {
         "clientPort": str(port),
         "clientPortAddress": HOST,
@@ -72,7 +72,7 @@ def server_properties(port: int) -> dict[str, str]:
 
 
 def broker_properties(properties: Mapping[str, str], zookeeper_port: int) -> dict[str, str]:
-    """Translates the properties of a KRaft node into those of a broker with ZooKeeper."""
+    """Translates the properties of a KRaft node into properties of a broker with ZooKeeper."""
     kept = {name: value for name, value in properties.items() if not name.startswith(_KRAFT_ONLY)}
     return {
         **kept,

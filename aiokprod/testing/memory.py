@@ -1,4 +1,5 @@
-"""An in-memory network: names, listeners, links. Pass it as `Environment(dialer=network)`."""
+"""An in-memory network of host names, listeners and links. Pass it to a producer as
+`Environment(dialer=network)`."""
 
 from __future__ import annotations
 
@@ -30,22 +31,22 @@ ServerFactory = Callable[[Link], asyncio.BaseProtocol]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """A connection attempt: loop time in s, and the address."""
+    """The loop time (s) and the address of a connection attempt."""
 
     time: float
     address: Address
 
 
 class MemoryNetwork:
-    """Names, listeners and links; implements the producer's `Dialer`.
+    """A network in memory that implements the producer's `Dialer`.
 
     Attributes:
-        latency_s: one-way delay of new links, s; connecting takes twice as long.
+        latency_s: one-way delay of new links, s. A connection attempt takes twice as long.
         dns_delay_s: duration of a name look-up, s.
-        on_link: called with each new link before both ends are connected, e.g. to inject faults.
+        on_link: called with each new link before its ends are connected, e.g. to inject faults.
         links: all links ever created, oldest first.
         dials, lookups: the calls of `connect` and `resolve`.
-        trace: checksum over all deliveries and their times; equal for equal runs.
+        trace: checksum over all deliveries and their times. Equal runs have equal checksums.
     """
 
     def __init__(self, *, latency_s: float = 0.0005, dns_delay_s: float = 0.0) -> None:
@@ -66,24 +67,24 @@ class MemoryNetwork:
     # -- set-up and faults ----------------------------------------------------------------------
 
     def listen(self, host: str, port: int, factory: ServerFactory) -> None:
-        """Accept connections; `factory(link)` returns the server's protocol for each."""
+        """Accept connections. `factory(link)` returns the server's protocol for each connection."""
         self._listeners[host, port] = factory
         self._hosts.add(host)
 
     def unlisten(self, host: str, port: int) -> None:
-        """Refuse new connections; open ones stay."""
+        """Refuse new connections. Open connections stay open."""
         self._listeners.pop((host, port), None)
 
     def set_name(self, host: str, addresses: Sequence[str] | None) -> None:
-        """Let a name resolve to these addresses, in order; None if it does not exist."""
+        """Set the addresses of a name, in order. With None, the name does not exist."""
         self._names[host] = None if addresses is None else list(addresses)
 
     def hang_name(self, host: str, hanging: bool = True) -> None:
-        """Let look-ups of a name hang."""
+        """Make look-ups of a name hang, or end that state with `hanging=False`."""
         (self._hanging_names.add if hanging else self._hanging_names.discard)(host)
 
     def hang(self, host: str, port: int, hanging: bool = True) -> None:
-        """Let connection attempts to an address hang, as with a packet filter or a dead host.
+        """Make connection attempts to an address hang, as with a packet filter or a dead host.
 
         With `hanging=False`, pending attempts continue, because TCP retransmits the first packet.
         """
@@ -94,11 +95,11 @@ class MemoryNetwork:
             _wake(waiting)
 
     def links_to(self, host: str, port: int) -> list[Link]:
-        """Open links to an address, oldest first."""
+        """Return the open links to an address, oldest first."""
         return [link for link in self.links if link.names[1] == (host, port) and link.is_open]
 
     def blackhole(self, host: str, port: int) -> None:
-        """Drop all traffic of an address silently: links stall, connection attempts hang."""
+        """Drop all traffic of an address silently. Its links stall, connection attempts hang."""
         self.hang(host, port)
         for link in self.links_to(host, port):
             link.blackhole()
@@ -111,13 +112,13 @@ class MemoryNetwork:
 
     @property
     def mutated(self) -> list[str]:
-        """Buffers that were changed after they were written; must be empty."""
+        """Descriptions of buffers that were changed after they were written. Must be empty."""
         return [text for link in self.links for text in link.mutated]
 
     # -- Dialer ---------------------------------------------------------------------------------
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        """Addresses of a name. Raises DialError for a name that does not exist."""
+        """Return the addresses of a name. Raises DialError if the name does not exist."""
         loop = asyncio.get_running_loop()
         self.lookups.append((loop.time(), host))
         if host in self._hanging_names:
@@ -138,7 +139,8 @@ class MemoryNetwork:
         tls: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """Connect to a listener. Raises DialError if there is none; never returns if it hangs."""
+        """Connect to a listener. Raises DialError if there is none. Never returns if the address
+        hangs."""
         if tls is not None:
             raise DialError("the in-memory network has no TLS: use real sockets")
         loop = asyncio.get_running_loop()

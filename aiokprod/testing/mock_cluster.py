@@ -1,10 +1,10 @@
 """MockCluster: librdkafka's mock broker from the confluent-kafka wheel, in a separate process.
 
-An embedded cluster for demos, examples and quick benchmarks: it starts in a fraction of a second
-and needs no Java. It supports Produce up to v10, idempotence and transactions; topics are created
-with four partitions on first use. It keeps only the newest 5 MiB of each partition, in memory, and
-has neither TLS nor SASL. It runs in a separate process, because its threads would otherwise compete
-with the client under test for the GIL.
+This cluster is meant for demos, examples and quick benchmarks: it starts in a fraction of a second
+and needs no Java. It supports Produce up to v10, idempotence and transactions. Topics are created
+with four partitions on first use. Each partition keeps only its newest 5 MiB, in memory. There is
+neither TLS nor SASL. The cluster runs in a separate process, because its threads would otherwise
+compete with the client under test for the GIL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOP_TIMEOUT: Final = 10.0
 class MockCluster:
     """`nodes` simulated brokers on the loopback interface. Needs `confluent-kafka`.
 
-    Usable with `async with` or `with`. The brokers stop when this process exits.
+    Use it with `async with` or `with`. The brokers stop when this process exits.
     """
 
     def __init__(self, nodes: int = 3) -> None:
@@ -36,7 +36,7 @@ class MockCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` of every broker, separated by commas; empty before the start."""
+        """`host:port` of every broker, separated by commas. Empty before the start."""
         return self._bootstrap
 
     async def __aenter__(self) -> MockCluster:
@@ -54,14 +54,15 @@ class MockCluster:
         self.stop_blocking()
 
     async def start(self) -> None:
-        """Returns once the brokers listen. Raises RuntimeError with the reason otherwise."""
+        """Starts the brokers and waits until they listen. Raises RuntimeError with the reason if
+        the start fails."""
         await asyncio.to_thread(self.start_blocking)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.stop_blocking)
 
     def start_blocking(self) -> None:
-        """Like `start`, for synchronous callers; takes a fraction of a second."""
+        """Synchronous form of `start`. Takes a fraction of a second."""
         if self._process is not None:
             raise RuntimeError("this mock cluster was started already")
         process = subprocess.Popen(
@@ -82,13 +83,13 @@ class MockCluster:
         self._bootstrap = line
 
     def stop_blocking(self) -> None:
-        """Like `stop`, for synchronous callers; a second call does nothing."""
+        """Synchronous form of `stop`. A second call does nothing."""
         process, self._process = self._process, None
         self._bootstrap = ""
         if process is None:
             return
         try:
-            process.communicate(timeout=STOP_TIMEOUT)  # closes its standard input, which stops it
+            process.communicate(timeout=STOP_TIMEOUT)  # closes standard input: the process exits
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -98,7 +99,7 @@ def serve(nodes: int) -> None:
     """Runs the brokers until standard input closes, at the latest when the owner exits."""
     from confluent_kafka import Producer
 
-    # Drop the log: the owner reads standard error only if the start fails.
+    # Disable the log, because the owner reads standard error only if the start fails.
     host = Producer({"bootstrap.servers": "", "test.mock.num.brokers": nodes, "log_level": 0})
     brokers = host.list_topics(timeout=START_TIMEOUT).brokers.values()
     print(",".join(f"{broker.host}:{broker.port}" for broker in brokers), flush=True)
@@ -107,7 +108,7 @@ def serve(nodes: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`python -m aiokprod.testing.mock_cluster`."""
+    """Entry point of `python -m aiokprod.testing.mock_cluster`."""
     parser = argparse.ArgumentParser(
         prog="python -m aiokprod.testing.mock_cluster",
         description="Runs librdkafka's mock brokers until standard input closes. The first line of "

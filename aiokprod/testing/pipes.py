@@ -1,12 +1,12 @@
 """One direction of an in-memory connection, with the behaviour and the faults of TCP.
 
-A pipe models everything between a `send()` and a `recv()` system call: it has latency, bandwidth
-and a window, and can stall, split, corrupt or cut the stream. As in TCP, bytes stay in order,
-bytes accepted from the sender may arrive even if the sender is gone, and bytes sent to a closed end
-cause a reset.
+A pipe models the path from a `send()` to a `recv()` system call. It has latency, bandwidth and a
+window, and can stall, split, corrupt or cut the stream. As in TCP, bytes stay in order, bytes
+accepted from the sender may arrive after the sender has closed its end, and bytes sent to a closed
+end cause a reset.
 
-Bytes are not copied when they are written. Their checksum is computed then and compared at
-delivery, which detects a buffer that changes while its request is in flight (CVE-2026-35554).
+Written bytes are not copied. Their checksum is computed at the write and verified at delivery. This
+detects a buffer that changes while its request is in flight (CVE-2026-35554).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 RECV_MAX: Final = 256 * 1024
-"""Maximum number of bytes in one `data_received` call, the same as in asyncio's selector
-transport."""
+"""Maximum number of bytes in a `data_received` call, as in asyncio's selector transport."""
 
 
 class MutatedBufferError(Exception):
@@ -36,14 +35,14 @@ class MutatedBufferError(Exception):
 def world_at(
     loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., object], *args: Any
 ) -> WorldHandle | asyncio.TimerHandle:
-    """Schedule an external event on a virtual loop, a plain timer on any other loop."""
+    """Schedule an external event on a virtual loop, or a plain timer on any other loop."""
     if isinstance(loop, VirtualLoop):
         return loop.world_at(when, callback, *args)
     return loop.call_at(when, callback, *args)
 
 
 class WrittenBuffer:
-    """A buffer passed to `write`, with its checksum at that time."""
+    """A buffer passed to `write`, and its checksum at the time of the call."""
 
     __slots__ = ("checksum", "view")
 
@@ -67,18 +66,18 @@ class _Piece:
 
 
 class Pipe:
-    """One direction of a link. Attributes may be changed at any time; all sizes are in bytes.
+    """One direction of a link. Attributes may be changed at any time. All sizes are in bytes.
 
     Attributes:
-        latency_s: delay in seconds, or a function that returns it; bytes stay in order.
-        bytes_per_s: bandwidth; None = unlimited.
-        window: limit of bytes in flight or unread; above it the sender's write buffer fills.
-        chunk: deliver at most this many bytes at a time; None = all that arrived.
-        stalled: nothing is delivered until `resume()`.
+        latency_s: delay in seconds, or a function that returns the delay. Bytes stay in order.
+        bytes_per_s: bandwidth, or None if unlimited.
+        window: limit of bytes in flight or unread. Further bytes stay in the sender's write buffer.
+        chunk: maximum number of bytes per delivery, or None to deliver all bytes that have arrived.
+        stalled: True if no bytes are delivered until `resume()`.
         cut_at: position in the stream after which the link breaks.
-        cut_with: "reset" resets both ends; "eof" ends the stream for the receiver, and later bytes
-            are lost.
-        spoil: bytes that replace those of the sender, by position in the stream.
+        cut_with: "reset" resets both ends. "eof" ends the stream for the receiver and drops later
+            bytes.
+        spoil: bytes that replace the sender's bytes, by position in the stream.
         taken, delivered: number of bytes accepted from the sender and delivered to the receiver.
     """
 
@@ -108,7 +107,7 @@ class Pipe:
     # -- called by the sender -------------------------------------------------------------------
 
     def room(self) -> int:
-        """Number of bytes that `take` accepts now."""
+        """Return the number of bytes that `take` accepts now."""
         return max(0, self.window - self._under_way)
 
     def take(self, handed: WrittenBuffer, view: memoryview) -> None:
@@ -134,7 +133,7 @@ class Pipe:
         self._plan()
 
     def end(self) -> None:
-        """End the stream: the receiver gets EOF after the last byte."""
+        """End the stream. The receiver gets EOF after the last byte."""
         if not self._fin_sent:
             self._fin_sent = True
             self._arrives_until = self._arrival(0)
@@ -157,7 +156,7 @@ class Pipe:
         self._plan()
 
     def stall(self) -> None:
-        """Stop delivery; bytes in flight are kept."""
+        """Stop the delivery. Bytes in flight are kept."""
         self.stalled = True
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
 """The pytest plugin: reports the build under test in the header and provides cluster fixtures.
 
 Load it with `pytest_plugins = ("aiokprod.testing.pytest_plugin",)` in the top-level conftest.
-It imports the package lazily, so that coverage measures the import of the package.
+The plugin imports `aiokprod` lazily, so that coverage measures the import.
 
 Fixtures, all of session scope and started on first use:
 
@@ -10,7 +10,7 @@ Fixtures, all of session scope and started on first use:
 - `kafka_2_broker`: one node of Kafka 2.1 with ZooKeeper;
 - `mock_cluster`: three mock brokers in a separate process (`MockCluster`).
 
-Tests that use a fixture the machine cannot provide fail; they are not skipped.
+If the machine cannot provide a fixture, the tests that use it fail; they are not skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """One line: version, compiled or not, interpreter."""
+    """Return a line with the version, whether the build is compiled, and the interpreter."""
     import aiokprod
 
     version = getattr(aiokprod, "__version__", "unknown")
@@ -74,7 +74,7 @@ def _running(cluster: KafkaCluster, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture(scope="session")
 def mock_cluster() -> Iterator[MockCluster]:
-    """Mock brokers that start at once; topics are created with four partitions on first use."""
+    """Mock brokers in a separate process. Topics are created with four partitions on first use."""
     from aiokprod.testing.mock_cluster import MockCluster
 
     with MockCluster() as cluster:

@@ -1,7 +1,7 @@
 """Kills broker processes and removes their folders when the process that owns them exits.
 
 A test run that is killed cannot clean up. Therefore a small helper process holds the other end of a
-pipe. When the owner exits for any reason, the pipe closes, and the helper kills the processes and
+pipe. When the owner exits for any reason, the pipe closes. The helper then kills the processes and
 removes the folders that are still on its list.
 """
 
@@ -19,13 +19,14 @@ from typing import IO
 
 
 def kill_group(pid: int) -> None:
-    """Kills the process group led by `pid`, even if stopped; does nothing if it does not exist."""
+    """Kills the process group led by `pid`, even if it is stopped. Does nothing if it does not
+    exist."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 class Reaper:
-    """List of process groups and folders that must not outlive this process."""
+    """A list of process groups and folders that must not outlive this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,7 +42,8 @@ class Reaper:
         self._tell(f"+{pid}")
 
     def forget_process(self, pid: int) -> None:
-        """Call this as soon as the process has ended: the system may reuse its id."""
+        """Removes a process from the list. Call this as soon as the process has ended, because the
+        system may reuse its id."""
         self._tell(f"-{pid}")
 
     def add_folder(self, folder: Path) -> None:
@@ -51,7 +53,8 @@ class Reaper:
         self._tell(f"\\{folder}")
 
     def close(self) -> None:
-        """Lets the helper kill and remove the rest of the list, and waits for it."""
+        """Makes the helper kill the listed processes and remove the listed folders. Waits until the
+        helper exits."""
         with self._lock:
             if self._process.stdin is not None and not self._process.stdin.closed:
                 self._process.stdin.close()
@@ -65,8 +68,8 @@ class Reaper:
 
 
 def serve(orders: IO[str]) -> None:
-    """Keeps the list until `orders` ends, then kills the processes and removes the folders on
-    it."""
+    """Updates the list from `orders`. At the end of `orders`, kills the listed processes and
+    removes the listed folders."""
     pids: set[int] = set()
     folders: set[str] = set()
     for line in orders:
@@ -86,6 +89,6 @@ def serve(orders: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Ignore Ctrl-C, which is intended for the owner: only the end of the pipe stops this process.
+    # Ignore Ctrl-C, which is meant for the owner. Only the end of the pipe stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.stdin)

@@ -1,6 +1,6 @@
 """`RecordingProducer`: a `Producer` without brokers, for unit tests, like Java's `MockProducer`.
 
-It is the real producer with a separate `FakeCluster`, so that arguments, serializers, partitioners
+It is the real producer with a private `FakeCluster`, so that arguments, serializers, partitioners
 and transactions behave, and fail, as in production.
 """
 
@@ -35,16 +35,16 @@ _HELD: Final[dict[str, Any]] = {
     "request_timeout_ms": 3_600_000,
     "close_timeout_ms": 0,
 }
-"""Settings with auto_complete=False: each record is a batch, and waits for the test."""
+"""Settings with auto_complete=False. Each record is a separate batch and waits for the test."""
 
 
 _LEADER: Final = 1
 
 
 class _OneLeaderCluster(FakeCluster):
-    """Broker 1 leads all partitions, broker 2 responds to all other requests: responses of a
-    connection keep the order of its requests, so metadata would wait behind records that are
-    held."""
+    """A cluster in which broker 1 leads all partitions, and broker 2 responds to other requests.
+    Responses of a connection keep the order of its requests, so that with a single broker a
+    Metadata response would wait behind held records."""
 
     def __init__(self) -> None:
         super().__init__(2, default_partitions=1, default_replication=1, create_s=0.0)
@@ -58,12 +58,12 @@ class _OneLeaderCluster(FakeCluster):
 
 
 class _History:
-    """An interceptor that keeps the records and their outcomes."""
+    """An interceptor that stores the records and counts their outcomes."""
 
     def __init__(self) -> None:
         self.records: list[ProducerRecord[Any, Any]] = []
         self.settled = 0
-        self.answered = 0  # number of these that a broker failed
+        self.answered = 0  # number of settled records that a broker acknowledged or failed
 
     def on_send(self, record: ProducerRecord[Any, Any]) -> ProducerRecord[Any, Any]:
         self.records.append(record)
@@ -78,8 +78,8 @@ class _History:
 
 
 def _send_in_order(accumulator: RecordAccumulator) -> None:
-    """Send only the oldest record without an outcome of all partitions. Otherwise the next record
-    to be completed could be one of any partition."""
+    """Send only the oldest record without an outcome, across all partitions. Otherwise the next
+    record to complete could be in any partition."""
     drain = accumulator.drain
 
     def drain_oldest(
@@ -95,7 +95,7 @@ def _send_in_order(accumulator: RecordAccumulator) -> None:
 
 
 class RecordingProducer(Producer[K, V]):
-    """A producer whose records go to a cluster in the test's process, and are kept.
+    """A producer that sends its records to a cluster in the test's process and stores them.
 
     ::
 
@@ -103,14 +103,15 @@ class RecordingProducer(Producer[K, V]):
         await service(producer)
         assert producer.history[0].value == {"id": 1}
 
-    Takes the arguments of `Producer` and has its methods. Topics are created with one partition on
+    The class has the arguments and methods of `Producer`. Topics are created with one partition on
     first use, unless the test has created them: ``producer.cluster.create_topic("t", 3)``.
 
     Args:
-        auto_complete: acknowledge records at once. False: each waits for `complete_next` or
-            `fail_next`, in the order of sending; the producer then sends one record in a request,
-            and `async with` ends without waiting for them.
-        settings: see `Producer`; bootstrap_servers and environment default to those of `cluster`.
+        auto_complete: acknowledge records immediately. If False, each record waits for
+            `complete_next` or `fail_next`, in the order of sending. The producer then sends one
+            record per request, and the end of `async with` does not wait for records.
+        settings: see `Producer`. The defaults of bootstrap_servers and environment are those of
+            `cluster`.
 
     Attributes:
         cluster: the `FakeCluster`, for topics, faults and logs.
@@ -144,22 +145,23 @@ class RecordingProducer(Producer[K, V]):
 
     @property
     def history(self) -> list[ProducerRecord[K, V]]:
-        """The records in the order of the calls, before serialization and after the interceptors.
+        """The records in the order of the calls, after the interceptors and before serialization.
 
-        Records that failed later are included. Records refused because of their arguments are not.
+        Records that failed later are included. Records with invalid arguments are not.
         """
         return self._history.records[self._forgotten :]
 
     @property
     def pending(self) -> int:
-        """Number of records without an outcome or a decision by `complete_next` or `fail_next`."""
+        """Number of records that have no outcome, and for which neither `complete_next` nor
+        `fail_next` was called."""
         history = self._history
         deciding = max(0, self._decided - history.answered)
         return max(0, len(history.records) - history.settled - deciding)
 
     def complete_next(self) -> bool:
-        """Acknowledge the oldest pending record. Its `Delivery` is done a few iterations of the
-        event loop later: await it.
+        """Acknowledge the oldest pending record. Await its `Delivery`, which is done a few
+        iterations of the event loop later.
 
         Returns:
             False if no record is pending.
@@ -170,10 +172,10 @@ class RecordingProducer(Producer[K, V]):
         return self._decide("complete_next", Reaction())
 
     def fail_next(self, error: Code | ErrorCode | int) -> bool:
-        """Fail the oldest pending record with an error code of a broker; see `complete_next`.
+        """Respond to the oldest pending record with a broker's error code. See `complete_next`.
 
-        The record fails if the producer does not retry the code: see `ErrorCode.retriable`. After a
-        retriable code it is pending again.
+        After a retriable code (`ErrorCode.retriable`), the producer retries the record, which is
+        pending again. After any other code, the record fails.
 
         Returns:
             False if no record is pending.
@@ -191,15 +193,15 @@ class RecordingProducer(Producer[K, V]):
         return done
 
     def clear(self) -> None:
-        """Forget the history; records keep their outcomes."""
+        """Clear the history. The records keep their outcomes."""
         self._forgotten = len(self._history.records)
 
     def expecting(self, *, committed: bool = False) -> Expectations:
-        """Assertions on the records written from now on, see `expecting`."""
+        """Return assertions on the records written from now on. See `Expectations`."""
         return expecting(self.cluster, committed=committed)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Complete all pending records, then flush like `Producer.flush`."""
+        """Acknowledge all pending records, then flush like `Producer.flush`."""
         while self._gate is not None and self.complete_next():
             pass
         await super().flush(timeout)

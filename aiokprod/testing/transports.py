@@ -16,12 +16,12 @@ from aiokprod.testing.virtual import VirtualLoop
 
 
 class Link:
-    """A connection between a client and a server; its methods inject faults.
+    """A connection between a client and a server. Its methods inject faults.
 
     Attributes:
-        up: client to server. down: server to client.
+        up, down: the pipe from client to server, and the pipe from server to client.
         client, server: the transports.
-        is_broken: the connection is broken for both ends.
+        is_broken: True if the connection is broken for both ends.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Link:
         return not (self.client.is_lost and self.server.is_lost)
 
     def reset(self, side: Literal["both", "client", "server"] = "both") -> None:
-        """Reset the connection (RST); bytes in flight are lost. If only one side is reset, the
-        other notices when it sends."""
+        """Reset the connection (RST). Bytes in flight are lost. If only one side is reset, the
+        other side detects this when it sends."""
         error = ConnectionResetError("Connection reset by peer")
         if side == "both":
             self.is_broken = True
@@ -67,7 +67,7 @@ class Link:
             self.server.on_reset(error)
 
     def blackhole(self) -> None:
-        """Make the connection half-open: bytes are dropped silently until `heal`."""
+        """Stall both directions silently until `heal`, as in a half-open connection."""
         self.up.stall()
         self.down.stall()
 
@@ -77,7 +77,7 @@ class Link:
         self.down.resume()
 
     def bounce(self, pipe: Pipe) -> None:
-        """Reset the sender of bytes that arrived at a closed end."""
+        """Reset the sender, because its bytes arrived at a closed end."""
         pipe.clear()
         pipe.sender.on_reset(ConnectionResetError("Connection reset by peer"))
 
@@ -97,10 +97,11 @@ class Link:
 class Recording:
     """The data that the user of a transport wrote and received, with the loop's time in s.
 
-    Includes writes to a transport that was already closed, because its user may not know that.
+    This includes writes to a transport that was already closed, because its user may not have
+    noticed that.
 
     Attributes:
-        ended_at: time of `connection_lost`, inf if it was not called.
+        ended_at: time of `connection_lost`, or inf if it was not called.
     """
 
     __slots__ = ("ended_at", "received", "sent")
@@ -112,11 +113,11 @@ class Recording:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a link; behaves like asyncio's selector socket transport.
+    """One end of a link. It behaves like asyncio's selector socket transport.
 
     Attributes:
-        on_write: called on each write of its user, before bytes are sent.
-        recording: the recording of all reads and writes; None = nothing is recorded.
+        on_write: called on each `write`, before bytes are sent.
+        recording: stores all reads and writes, or None if they are not recorded.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class MemoryTransport(asyncio.Transport):
         return f"<MemoryTransport {names[0]}->{names[1]} {state}>"
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Start the transport; calls `protocol.connection_made`."""
+        """Start the transport and call `protocol.connection_made`."""
         self._protocol = protocol
         if self._tracked and isinstance(self._loop, VirtualLoop):
             self._loop.open_transports[id(self)] = self
@@ -248,11 +249,11 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def accepts_bytes(self) -> bool:
-        """False once closed: bytes that arrive later cause a reset."""
+        """False once the transport is closed. Bytes that arrive later cause a reset."""
         return not self._closing and not self.is_lost
 
     def on_bytes(self, data: bytes) -> None:
-        """Bytes arrived."""
+        """Pass arrived bytes to the protocol."""
         protocol = self._protocol
         if not data or protocol is None:
             return
@@ -265,7 +266,7 @@ class MemoryTransport(asyncio.Transport):
             protocol.data_received(data)
 
     def on_eof(self) -> None:
-        """The peer closed its direction of the connection."""
+        """Handle the end of the peer's direction of the connection."""
         if not self.accepts_bytes:
             return
         protocol = self._protocol
@@ -274,7 +275,7 @@ class MemoryTransport(asyncio.Transport):
             self.close()
 
     def on_reset(self, error: Exception) -> None:
-        """The connection was reset."""
+        """Handle a reset of the connection."""
         if self.is_lost:
             return
         self._closing = True
@@ -283,7 +284,7 @@ class MemoryTransport(asyncio.Transport):
         self._loop.call_soon(self._finish, error)
 
     def on_room(self) -> None:
-        """The pipe has room for more bytes."""
+        """Write more of the backlog, because the pipe has room."""
         if self._backlog:
             self._pump()
             if self._write_paused and self._backlog_bytes <= self._low:
@@ -334,7 +335,7 @@ class MemoryTransport(asyncio.Transport):
 def memory_pair(
     client: asyncio.BaseProtocol, server: asyncio.BaseProtocol, *, latency_s: float = 0.0
 ) -> Link:
-    """Connect two protocols on the running loop; calls `connection_made` of both."""
+    """Connect two protocols on the running loop, and call `connection_made` of both."""
     link = Link(asyncio.get_running_loop(), latency_s=latency_s)
     link.server.attach(server)
     link.client.attach(client)

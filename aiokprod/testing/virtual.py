@@ -1,8 +1,8 @@
 """Virtual time: an asyncio loop whose clock jumps to the next timer.
 
-An hour's sleep takes no real time, a deadlocked test fails at once instead of hanging, and the same
-seed gives the same interleaving. The loop has no sockets and no threads: connections are those of
-`aiokprod.testing.memory`, and executor jobs run inline. Nothing here depends on Kafka.
+An hour's sleep takes no real time, a deadlocked test fails immediately instead of hanging, and
+equal seeds produce equal interleavings. The loop has no sockets and no threads: connections come
+from `aiokprod.testing.memory`, and executor jobs run inline. This module does not depend on Kafka.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAY = 86_400.0
 
 
 class VirtualTimeError(Exception):
-    """The run cannot finish, or tasks, timers or transports remain."""
+    """The run cannot finish, or it left tasks, timers or transports."""
 
 
 class DeadlockError(VirtualTimeError):
@@ -50,7 +50,7 @@ class LeakError(VirtualTimeError):
 
 
 class UnhandledError(VirtualTimeError):
-    """The loop's exception handler was called; `contexts` has its arguments."""
+    """The loop's exception handler was called. `contexts` contains its arguments."""
 
     def __init__(self, message: str, contexts: list[dict[str, Any]]) -> None:
         super().__init__(message)
@@ -69,12 +69,12 @@ class WorldHandle:
         self.cancelled_flag = False
 
     def cancel(self) -> None:
-        """Cancel the event. Does nothing if it already happened."""
+        """Cancel the event. Does nothing if it has already happened."""
         self.cancelled_flag = True
 
 
 class _VirtualSelector:
-    """Replaces the loop's selector: advances the clock instead of waiting."""
+    """Replaces the loop's selector. It advances the clock instead of waiting."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -83,7 +83,7 @@ class _VirtualSelector:
         return self._loop._advance(timeout)
 
     def close(self) -> None:
-        """Does nothing: there is no selector to close."""
+        """Does nothing, because there is no selector to close."""
 
 
 class VirtualLoop(base_events.BaseEventLoop):
@@ -91,15 +91,15 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     Args:
         seed: shuffles the tasks that are ready in the same iteration, because asyncio guarantees no
-            order between tasks. Plain callbacks keep their order, on which transports rely. None =
-            FIFO.
+            order between tasks. Plain callbacks keep their order, because transports rely on it.
+            None keeps tasks in FIFO order too.
         limit_s: virtual seconds until `VirtualTimeLimit`, to detect endless retries.
-        late_timers_s: each jump to a timer overshoots by up to this many seconds (needs a seed).
+        late_timers_s: maximum seconds by which a jump to a timer overshoots. Needs a seed.
         max_idle_passes: iterations of the event loop without progress of the clock until
             `LivelockError`.
 
-    As in a selector loop, one iteration handles received bytes before due timers. Together with
-    `stall` this tests code that must read pending bytes before it decides on a timeout.
+    As in a selector loop, an iteration handles received bytes before due timers. Together with
+    `stall`, this tests code that must read pending bytes before it decides on a timeout.
     """
 
     _ready: deque[asyncio.Handle]
@@ -133,23 +133,24 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.set_exception_handler(_collect)
 
     def close(self) -> None:
-        """Close the loop and drop all external events. Their references must be dropped here: the
-        garbage collector does not traverse the handle of a record, which references its loop."""
+        """Close the loop and drop all external events. An event may reference the handle of a
+        record, and the handle references the loop. The garbage collector cannot break this cycle,
+        because it does not traverse such handles."""
         super().close()
         self._world.clear()
         self.open_transports.clear()
 
     def time(self) -> float:
-        """Virtual seconds; starts at `START_TIME`."""
+        """Return the virtual time in seconds. It starts at `START_TIME`."""
         return self._now
 
     def stall(self, seconds: float) -> None:
-        """Advance the clock inside the running callback, like blocking code."""
+        """Advance the clock within the running callback, as blocking code would."""
         self._now += seconds
 
     def world_at(self, when: float, callback: Callable[..., object], *args: Any) -> WorldHandle:
-        """Schedule an I/O event at `when` (seconds of this clock). It runs before timers and does
-        not count as a leak."""
+        """Schedule an I/O event at `when` (seconds of this clock). The event runs before timers and
+        does not count as a leak."""
         handle = WorldHandle(when, callback, args)
         heapq.heappush(self._world, (when, next(self._world_order), handle))
         return handle
@@ -193,14 +194,14 @@ class VirtualLoop(base_events.BaseEventLoop):
                 f"still running at virtual time {self._now:.3f}\n" + self.describe_tasks()
             )
         if target > self._now:
-            # The loop runs all timers within the clock's resolution together. The clock must have
-            # reached each of them, or code that waits for "now >= deadline" would spin.
+            # The loop runs all timers within the clock's resolution together. The clock must reach
+            # the last of them. Otherwise code that waits for "now >= deadline" would spin.
             self._now = _latest_before(self._scheduled, target + self._clock_resolution, target)
             self._idle_passes = 0
             self.jumps += 1
 
     def _shuffle_tasks(self, rng: random.Random) -> None:
-        """Permute the ready task steps; all other callbacks keep their positions in the queue."""
+        """Permute the ready task steps. All other callbacks keep their positions in the queue."""
         if len(self._ready) < 2:
             return
         places = [
@@ -220,14 +221,14 @@ class VirtualLoop(base_events.BaseEventLoop):
             self._ready.append(asyncio.Handle(_happen, [event], self))
 
     def _write_to_self(self) -> None:
-        """Does nothing: an iteration never blocks, so there is no selector to wake."""
+        """Does nothing, because an iteration never blocks."""
 
     # -- external events ------------------------------------------------------------------------
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run `func` now, on this thread; the future is done `executor_delay_s` later."""
+        """Run `func` now, on this thread. The future is done `executor_delay_s` later."""
         future: asyncio.Future[T] = self.create_future()
         try:
             result = func(*args)
@@ -238,33 +239,34 @@ class VirtualLoop(base_events.BaseEventLoop):
         return future
 
     async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: a virtual loop has no resolver."""
+        """Raise OSError, because a virtual loop has no resolver."""
         raise OSError("VirtualLoop has no network: pass Environment(dialer=MemoryNetwork())")
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported: a virtual loop has no sockets."""
+        """Raise OSError, because a virtual loop has no sockets."""
         raise OSError("VirtualLoop has no network: pass Environment(dialer=MemoryNetwork())")
 
     # -- leaks ----------------------------------------------------------------------------------
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
-        """Pending tasks, sorted by name."""
+        """Return the pending tasks, sorted by name."""
         return sorted(
             (task for task in asyncio.all_tasks(self) if not task.done()),
             key=lambda task: task.get_name(),
         )
 
     def pending_timers(self) -> list[asyncio.TimerHandle]:
-        """Timers set with `call_later`/`call_at` that would still fire, soonest first."""
+        """Return the active timers of `call_later` and `call_at`, soonest first."""
         return sorted(handle for handle in self._scheduled if not handle.cancelled())
 
     def describe_tasks(self) -> str:
-        """One line per task: its name and the chain of coroutines in which it waits."""
+        """Return a line per pending task: its name and the coroutines in which it is suspended."""
         lines = [f"  {task.get_name()}: {_waits_in(task)}" for task in self.pending_tasks()]
         return "pending tasks:\n" + ("\n".join(lines) or "  none")
 
     def describe_leaks(self) -> str:
-        """Tasks, timers and transports that remain after a run, one per line; empty if none."""
+        """Return the tasks, timers and transports that remain after a run, one per line. Return an
+        empty text if none remain."""
         lines = [f"task {task.get_name()}: {_waits_in(task)}" for task in self.pending_tasks()]
         lines += [
             f"timer {timer!r}" for timer in self.pending_timers() if not _has_no_object(timer)
@@ -286,10 +288,10 @@ def run(
     """Run `main()` in virtual time and return its result.
 
     Args:
-        debug: asyncio's debug mode.
+        debug: enable asyncio's debug mode.
         check_leaks: fail with `LeakError` if tasks, timers or client transports remain.
-        collect_garbage: collect cycles at the end, so that exceptions that were never retrieved are
-            reported in the run that caused them. Slow if there are thousands of runs.
+        collect_garbage: collect cycles at the end, so that unretrieved exceptions are reported in
+            the run that caused them. This is slow if there are thousands of runs.
 
     Raises:
         UnhandledError: the loop's exception handler was called, e.g. for an unretrieved error.
@@ -319,9 +321,9 @@ def run(
 
 
 def _has_no_object(timer: asyncio.TimerHandle) -> bool:
-    """True if all arguments of a timer are dead weak references, so that it does nothing.
+    """Return True if all arguments of a timer are dead weak references. Such a timer does nothing.
 
-    A call that a signal handler interrupts cannot always cancel its timer.
+    It is left by a call that a signal handler interrupted before it could cancel its timer.
     """
     return bool(timer._args) and all(
         isinstance(argument, weakref.ref) and argument() is None for argument in timer._args
@@ -329,7 +331,7 @@ def _has_no_object(timer: asyncio.TimerHandle) -> bool:
 
 
 async def _settle_down(loop: VirtualLoop) -> None:
-    """Run everything that is ready now, without advancing the clock."""
+    """Run all callbacks that are ready now, without advancing the clock."""
     quiet = 0
     while quiet < 2:
         await asyncio.sleep(0)
@@ -342,7 +344,7 @@ def _cancel_rest(loop: VirtualLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        # A task that does not finish has already been reported, as a leak or as the deadlock.
+        # A task that does not finish has already been reported as a leak or a deadlock.
         with contextlib.suppress(VirtualTimeError):
             loop.run_until_complete(asyncio.wait(tasks, timeout=60.0))
     with contextlib.suppress(VirtualTimeError):
@@ -372,10 +374,10 @@ def _note_unhandled(loop: VirtualLoop, error: BaseException) -> None:
 
 
 def _latest_before(heap: list[asyncio.TimerHandle], limit: float, latest: float) -> float:
-    """The latest time before `limit` in a heap of timers, but not before `latest`."""
+    """Return the latest time before `limit` in a heap of timers, but at least `latest`."""
     size = len(heap)
     below = [0]
-    for place in below:  # grows in the loop, by the children of timers before the limit
+    for place in below:  # the loop appends the children of each timer before the limit
         if place < size and (when := heap[place].when()) < limit:
             latest = max(latest, when)
             below += (2 * place + 1, 2 * place + 2)
@@ -401,7 +403,7 @@ def _callback_of(handle: asyncio.Handle) -> object:
 
 
 def _waits_in(task: asyncio.Task[Any]) -> str:
-    """The coroutines in which the task is suspended, with line numbers, outermost first."""
+    """Return the coroutines in which a task is suspended, with line numbers, outermost first."""
     names: list[str] = []
     current: Any = task.get_coro()
     while current is not None:

@@ -1,4 +1,4 @@
-"""The clients that run inside a worker's Python, by name."""
+"""The clients that run in the worker's Python process, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aiokafka, with its defaults and with tuned settings."""
+"""aiokafka as a client of the benchmarks, with its defaults and with tuned settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Aiokafka(AsyncClient):
         await self.producer.flush()
 
     async def bulk(self, limit: Limit) -> int:
-        """Fill batches by `create_batch` and send them to the partitions, one after the other."""
+        """Fill batches by `create_batch` and send them to the partitions in turn."""
         producer, topic = self.producer, self.topic
         partitions = itertools.cycle(sorted(await producer.partitions_for(topic)))
         pool = self.payloads

@@ -1,4 +1,4 @@
-"""The interface of a measured client to the worker."""
+"""The interface between the worker and a measured client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Client(Protocol):
     """A producer of one case.
 
     Attributes:
-        on_loop: it works on the event loop, so that the lag of the loop is measured.
-        latencies: latency of every awaited record, s; cleared by the worker after the warm-up.
+        on_loop: True if the client runs on the event loop, so that the loop lag is measured.
+        latencies: latency of every awaited record, s. The worker clears it after the warm-up.
     """
 
     on_loop: bool
@@ -25,17 +25,17 @@ class Client(Protocol):
     async def start(self, servers: str, topic: str) -> None: ...
 
     async def run(self, limit: Limit) -> int:
-        """Send until the limit; returns the number of records once all are acknowledged."""
+        """Send until the limit. Return the number of records once all are acknowledged."""
 
     async def stop(self) -> None: ...
 
     def sent(self) -> dict[str, int]:
-        """Produce `requests`, record `batches` and `bytes_sent` so far; empty if the client does
-        not count them."""
+        """Return the numbers of Produce `requests`, record `batches` and `bytes_sent` so far. The
+        dict is empty if the client does not count them."""
 
 
 class AsyncClient:
-    """A client with one awaitable call that submits and one that awaits the acknowledgment."""
+    """A client with an awaitable call that submits, and a call that awaits the acknowledgment."""
 
     on_loop = True
 
@@ -82,5 +82,5 @@ class AsyncClient:
 
 
 def share_of(case: Case) -> int:
-    """Records of one bulk call: 100 000, or the number that makes 8 MB."""
+    """Return the number of records of a bulk call: 100 000, or fewer if they exceed 8 MB."""
     return max(1, min(100_000, 8_000_000 // (case.size + 20)))

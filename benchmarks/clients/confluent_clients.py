@@ -1,4 +1,4 @@
-"""confluent-kafka: its Producer, and its AIOProducer."""
+"""confluent-kafka as a client of the benchmarks: its Producer and its AIOProducer."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ FLUSH_TIMEOUT: Final = 120
 
 
 def settings(case: Case, servers: str) -> dict[str, Any]:
-    """librdkafka's defaults (batches up to 10 000 records or 1 MB, linger 5 ms) for a case."""
+    """Return librdkafka's settings for a case: its defaults (10 000 records or 1 MB per batch,
+    linger 5 ms), with a larger queue."""
     return {
         "bootstrap.servers": servers,
         "acks": case.acks,
         "enable.idempotence": case.idempotent,
         "compression.type": case.codec,
         "linger.ms": 5,
-        "queue.buffering.max.messages": 1_000_000,  # by default 100 000, which its loop waits for
+        "queue.buffering.max.messages": 1_000_000,  # with the default of 100 000, the loop waits
         "log_level": 0,
     }
 
 
 class Confluent:
-    """`produce` with a delivery callback for each record; librdkafka's threads do the rest."""
+    """Calls `produce` with a delivery callback for each record. librdkafka's threads send them."""
 
     on_loop = False
     callbacks = True
@@ -60,7 +61,7 @@ class Confluent:
             self.producer = SerializingProducer(options)
 
     async def stop(self) -> None:
-        """Does nothing: the client has no `close`."""
+        """Do nothing, because the client has no `close`."""
 
     def sent(self) -> dict[str, int]:
         return {}
@@ -104,7 +105,7 @@ class Confluent:
                 taken = self.producer.produce_batch(self.topic, messages, on_delivery=self._settled)
                 sent += taken
                 self.producer.poll(0)
-                if taken < len(messages):  # its queue is full: what it refused is marked
+                if taken < len(messages):  # the queue is full; rejected messages have "_error"
                     messages = [{"value": m["value"]} for m in messages if "_error" in m]
                     self.producer.poll(0.01)
                 else:
@@ -113,13 +114,13 @@ class Confluent:
 
 
 class ConfluentSilent(Confluent):
-    """`produce` without callbacks, so that outcomes of records are not reported."""
+    """Calls `produce` without callbacks, so that the outcomes of records are not reported."""
 
     callbacks = False
 
 
 class ConfluentAio(AsyncClient):
-    """AIOProducer, which passes batches of 1 000 records to librdkafka, after a second at most."""
+    """AIOProducer. It passes batches of 1 000 records to librdkafka, after at most a second."""
 
     batching: dict[str, Any] = {}  # noqa: RUF012 - read only
 
@@ -150,6 +151,6 @@ class ConfluentAio(AsyncClient):
 
 
 class ConfluentAioTuned(ConfluentAio):
-    """AIOProducer with batches of 64 records, which 64 tasks fill at once."""
+    """AIOProducer with batches of 64 records, which 64 tasks fill immediately."""
 
     batching = {"batch_size": 64, "buffer_timeout": 0.01}  # noqa: RUF012 - read only

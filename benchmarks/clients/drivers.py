@@ -1,7 +1,7 @@
-"""The loops that drive an asyncio client, the same for every client.
+"""The loops that drive an asyncio client. They are the same for every client.
 
-They do only what the client needs. Nothing is counted and no clock is read per record where that
-would be a large part of the measured time.
+The loops avoid overhead: they do not count records or read a clock per record where that would be a
+large part of the measured time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.payloads import CHUNK, Header, Payloads
 Call = Callable[..., Awaitable[Any]]
 
 TIMER_GRAIN: Final = 0.002
-"""Seconds by which timers of a loop are late in any case, because their unit is a millisecond."""
+"""Seconds by which timers of a loop are always late, because their resolution is a millisecond."""
 
 
 @dataclass
 class Limit:
-    """Stops a run after a number of records or seconds, whichever is first.
+    """Stops a run after a number of records or seconds, whichever comes first.
 
     Attributes:
         started: wall-clock time at the start, s.
@@ -48,14 +48,15 @@ class Limit:
 
 
 def bind(call: Call, topic: str, headers: list[Header] | None) -> Callable[..., Awaitable[Any]]:
-    """`call` for one topic as (value) or (value, key), with headers if there are any."""
+    """Return a function of (value) or (value, key) that calls `call` with the topic and headers."""
     if headers is not None:
         return lambda value, key=None: call(topic, value, key=key, headers=headers)
     return lambda value, key=None: call(topic, value, key=key)
 
 
 async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit) -> int:
-    """Every task submits its share without waiting for acknowledgments, then awaits them."""
+    """Run tasks that submit their shares without waiting for acknowledgments, then await them.
+    Return the number of records."""
     if case.settle in BY_FUNCTION:
         return await _fire_with_callbacks(submit, topic, case, payloads, limit)
     share, more = divmod(limit.records, case.tasks)
@@ -85,7 +86,7 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
 
     if case.tasks == 1:
         return await task(shares[0])
-    tasks = [asyncio.create_task(task(share)) for share in shares]  # they run once we wait
+    tasks = [asyncio.create_task(task(share)) for share in shares]  # they start at the `await`
     limit.restart()
     return sum(await asyncio.gather(*tasks))
 
@@ -93,7 +94,7 @@ async def fire(submit: Call, topic: str, case: Case, payloads: Payloads, limit: 
 async def _fire_with_callbacks(
     submit: Call, topic: str, case: Case, payloads: Payloads, limit: Limit
 ) -> int:
-    """One task submits, and a callback counts every outcome; the last one ends the run."""
+    """Submit from one task, and count outcomes in a callback. The last outcome ends the run."""
     sent = settled = 0
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -127,8 +128,8 @@ async def _fire_with_callbacks(
 
 
 async def _settle(chunks: deque[list[Any]]) -> None:
-    """Await every handle. Awaiting a finished handle does not suspend the task, and freeing
-    millions of them blocks the loop, so let the loop run after each chunk."""
+    """Await every handle. An await of a finished handle does not suspend the task, and freeing
+    millions of handles blocks the loop, so the loop runs after each chunk."""
     while chunks:
         for handle in chunks.popleft():
             await handle
@@ -138,7 +139,7 @@ async def _settle(chunks: deque[list[Any]]) -> None:
 async def request(
     send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
 ) -> int:
-    """Every task has one record in flight at a time."""
+    """Run tasks that have one record in flight at a time. Return the number of records."""
     call = bind(send, topic, payloads.headers)
     clock = time.perf_counter
     stop = limit.started + limit.seconds
@@ -162,10 +163,10 @@ async def request(
 async def paced(
     send: Call, topic: str, case: Case, payloads: Payloads, limit: Limit, latencies: array[float]
 ) -> int:
-    """Records at a fixed rate, each sent by a separate task.
+    """Send records at a fixed rate, each from a separate task. Return the number of records.
 
-    A latency is measured from the time at which the record was due, so that a client that falls
-    behind cannot hide it; delays within the resolution of timers are ignored.
+    A latency is measured from the time at which the record was due, so that it includes the delay
+    of a client that falls behind. Delays within the resolution of timers are ignored.
     """
     call = bind(send, topic, payloads.headers)
     clock = time.perf_counter

@@ -1,4 +1,4 @@
-"""aiokprod."""
+"""aiokprod as a client of the benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NothingDone:
         return record
 
     def on_acknowledgement(self, metadata: Any, error: Any) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def on_append(self, topic: str, key: Any, value: Any, headers: Any) -> Any:
         return headers, None
@@ -36,7 +36,7 @@ class NothingDone:
         """Is not called without tokens."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because there is nothing to close."""
 
 
 def _partitioner(case: Case) -> Any:
@@ -52,11 +52,12 @@ def _partitioner(case: Case) -> Any:
 
 
 BULK_TASKS: Final = 2
-"""Number of concurrent bulk calls: one is filled while the last batches of the other are sent."""
+"""Number of concurrent bulk calls. One call fills batches while the last batches of the other call
+are sent."""
 
 
 class Aiokprod(AsyncClient):
-    """aiokprod with defaults, except for the settings of the case."""
+    """aiokprod with its defaults, except for the settings of the case."""
 
     adaptive = True
 
@@ -145,7 +146,8 @@ class AiokprodAsIs(Aiokprod):
 
 
 async def _in_turns(send: Callable[[int], Awaitable[BulkResult]], size: int, limit: Limit) -> int:
-    """Calls of `size` records by a few tasks until the limit; every result is checked."""
+    """Send `size` records per call from `BULK_TASKS` tasks until the limit. Check every result, and
+    return the number of records."""
     starts = itertools.count(0, size)
     sent = 0
 

@@ -1,5 +1,5 @@
-// The producer of franz-go as a client of the benchmarks: sends records of one case, prints a line
-// of JSON. The first line of standard input is the job, see benchmarks/franz.py.
+// The franz-go producer as a client of the benchmarks. It sends the records of one case and prints
+// a line of JSON. The first line of standard input is the job; see benchmarks/franz.py.
 package main
 
 import (
@@ -35,8 +35,8 @@ type job struct {
 	MaxBuffered   int               `json:"max_buffered"`
 }
 
-// result has the same fields as the Python clients; the counters of requests and batches are those
-// of the timed part.
+// result has the same fields as the results of the Python clients. Its counters of requests and
+// batches cover only the timed part.
 type result struct {
 	Count     int     `json:"count"`
 	WarmUp    int     `json:"warm_up"`
@@ -48,7 +48,7 @@ type result struct {
 	BytesSent int64   `json:"bytes_sent"`
 }
 
-// counters counts what goes over the wire.
+// counters counts the Produce requests, batches and bytes on the wire.
 type counters struct{ requests, batches, bytes atomic.Int64 }
 
 func (c *counters) OnBrokerWrite(_ kgo.BrokerMetadata, key int16, n int, _, _ time.Duration, err error) {

@@ -5,10 +5,10 @@
                                                    connector jars Maven fetches
     python -m benchmarks.spark --rows 1000000 --masters 'local[1]'
 
-Prints a table in Markdown. There is one application per master, in which the sinks alternate. At
-the end the audit reader reads a million rows back. On a machine that is not idle, compare the
-CPU time per row of Spark, its Python workers and the brokers. The topic has three partitions
-and one replica.
+The output is a Markdown table. There is one application per master, in which the sinks alternate.
+At the end, the audit reader reads a million rows. On a machine that is not idle, compare the CPU
+time per row of Spark, of its Python workers and of the brokers. The topic has three partitions and
+one replica.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FORGETFUL = {
     "log.retention.check.interval.ms": "5000",
     "file.delete.delay.ms": "1000",
 }
-"""Settings of the brokers: records are deleted before the system writes them to the disk."""
+"""Settings of the brokers. They delete records before the system writes them to the disk."""
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _POM = """<project><modelVersion>4.0.0</modelVersion><groupId>aiokprod.bench</groupId>
 <artifactId>connector</artifactId><version>1</version><dependencies>{}</dependencies></project>"""
@@ -54,8 +54,8 @@ _DEPENDENCY = (
 
 
 def connector_jars() -> str:
-    """The jars of Spark's Kafka connector and its dependencies, downloaded once; paths separated by
-    commas."""
+    """Return the paths of the jars of Spark's Kafka connector and its dependencies, separated by
+    commas. The jars are downloaded once."""
     target = cache_root().parent / f"spark-connector-{CONNECTOR}"
     if not target.is_dir():
         maven = shutil.which("mvn")
@@ -73,7 +73,7 @@ def connector_jars() -> str:
 
 
 def run(servers: str, master: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run all sinks on one master."""
+    """Run all sinks on one master and return the figures."""
     command = [sys.executable, "-m", "benchmarks.spark.session", "--servers", servers]
     command += ["--master", master, "--rows", str(arguments.rows), "--runs", str(arguments.runs)]
     command += ["--batches", str(arguments.batches if master == arguments.masters[-1] else 0)]
@@ -90,7 +90,7 @@ def run(servers: str, master: str, arguments: argparse.Namespace) -> dict[str, A
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     lines = []
     for result in results:
         lines += [

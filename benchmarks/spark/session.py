@@ -1,6 +1,6 @@
-"""One Spark application that runs the sinks alternately on one master and prints figures as JSON.
+"""A Spark application that runs the sinks alternately on one master and prints figures as JSON.
 
-Started by `benchmarks.spark.__main__` with the interpreter of the Spark version to measure.
+`benchmarks.spark.__main__` starts it with the interpreter of the measured Spark version.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 KEY_BYTES, VALUE_BYTES = 16, 100
 AUDIT_ROWS = 1_000_000
 SLOW_SINKS = {"confluent": 8}
-"""Divisor of the number of rows, for slow sinks."""
+"""Divisor of the number of rows for each slow sink."""
 BEST_JVM = {"kafka.batch.size": "131072", "kafka.linger.ms": "5"}
 
 
 _PLACES = ("jvm", "python", "brokers")
-"""Where CPU time is measured: Spark's JVM, its Python processes, Kafka."""
+"""The places where CPU time is measured: Spark's JVM, its Python processes, and the brokers."""
 
 
 def usage() -> tuple[dict[str, float], int]:
-    """Return the CPU seconds so far by place, of all descendants of the parent process, which has
-    started the brokers too, and the largest RSS of a Python worker.
+    """Return the CPU seconds so far by place, and the largest RSS of a Python worker in bytes. They
+    cover all descendants of the parent process, which also started the brokers.
 
-    CPU time shows the cost of a sink also on a machine that is not idle.
+    CPU time shows the cost of a sink even on a machine that is not idle.
     """
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     parents: dict[int, int] = {}
@@ -42,14 +42,14 @@ def usage() -> tuple[dict[str, float], int]:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             resident = int((entry / "statm").read_text().split()[1]) * page
         except (OSError, IndexError, ValueError):
-            continue  # it has just ended
+            continue  # the process has just ended
         parents[int(entry.name)] = int(fields[1])
         own, ended = sum(map(int, fields[11:13])) / tick, sum(map(int, fields[13:15])) / tick
         if b"kafka.Kafka\0" in words:
             found[int(entry.name)] = "brokers", own, 0
         elif b"org.apache.spark.deploy" in words:
             found[int(entry.name)] = "jvm", own, 0
-        elif b"pyspark" in words:  # with those of its children that ended
+        elif b"pyspark" in words:  # including its children that have ended
             found[int(entry.name)] = "python", own + ended, resident
     top = os.getppid()
     seconds = dict.fromkeys(_PLACES, 0.0)
@@ -70,7 +70,7 @@ def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
 
 
 def cores(master: str) -> int:
-    """The number of cores in `local[…]`."""
+    """Return the number of cores in `local[…]`."""
     number = master.partition("[")[2].rstrip("]")
     if not number.isdigit():
         sys.exit(f"--masters: {master!r} does not say how many cores; use local[1], local[2], …")
@@ -78,7 +78,7 @@ def cores(master: str) -> int:
 
 
 class Bench:
-    """All sinks on one session."""
+    """Measures all sinks in one session."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         from pyspark.sql import SparkSession
@@ -148,14 +148,14 @@ class Bench:
         frame.rdd.foreachPartition(send)
 
     def frame(self, rows: int) -> Any:
-        """`rows` rows of a 16-byte key and a 100-byte value, one task per core."""
+        """Return `rows` rows with a 16-byte key and a 100-byte value, in one task per core."""
         return self.spark.range(0, rows, 1, self.cores).selectExpr(
             f"cast(lpad(cast(id as string), {KEY_BYTES}, '0') as binary) as key",
             f"cast(rpad(cast(id as string), {VALUE_BYTES}, 'x') as binary) as value",
         )
 
     def throughput(self, runs: int) -> dict[str, dict[str, float]]:
-        """Medians: rows/s, CPU µs per row by place, largest worker."""
+        """Return medians by sink: rows/s, CPU µs per row by place, and the largest worker."""
         figures: dict[str, list[tuple[float, dict[str, float], int]]] = {
             name: [] for name in self.sinks
         }
@@ -168,7 +168,7 @@ class Bench:
                 took = time.perf_counter() - started
                 after, largest = usage()
                 spent = {place: (after[place] - before[place]) * 1e6 / rows for place in _PLACES}
-                if turn:  # the first one is the warm-up
+                if turn:  # the first turn is the warm-up
                     figures[name].append((rows / took, spent, largest))
                 print(
                     f"{name} {rows / took:,.0f} rows/s, CPU µs/row {sum(spent.values()):.2f}",
@@ -189,7 +189,7 @@ class Bench:
         }
 
     def micro_batches(self, batches: int) -> dict[str, float]:
-        """Median milliseconds of a micro-batch of 1000 rows in 2 tasks."""
+        """Return the median duration of a micro-batch of 1000 rows in 2 tasks, ms, by sink."""
         found = {}
         options = {"kafka.bootstrap.servers": self.servers, "topic": "bench-stream"}
         once = {"delivery": "exactly_once", "transactionalIdPrefix": "bench"}
@@ -222,7 +222,8 @@ class Bench:
         return float(statistics.median(one["durationMs"]["triggerExecution"] for one in progress))
 
     def audit(self, runs: int) -> float:
-        """Rows/s and core that the audit reader reads back, median; all columns, values summed."""
+        """Return the median rate of the audit reader, in rows per second and core. It reads all
+        columns, and the lengths of the values are summed."""
         from pyspark.sql import functions as f
 
         from aiokprod.spark.audit_jobs import read_log

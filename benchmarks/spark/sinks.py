@@ -1,4 +1,4 @@
-"""Sinks that measure the cost of a sink: they accept all rows and send nothing."""
+"""Sinks that accept all rows and send nothing, to measure the cost of a sink."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pyspark.sql.datasource import (
 
 
 class NullWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-    """Counts rows, which is the lowest cost of a Python sink."""
+    """Only counts rows, which shows the minimum cost of a Python sink."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Read all batches."""
+        """Read all batches and count their rows."""
         rows = 0
         for batch in iterator:
             rows += batch.num_rows
         return WriterCommitMessage()
 
     def commit(self, messages: Any, batchId: int | None = None) -> None:
-        """Does nothing: there is nothing to commit."""
+        """Do nothing, because there is nothing to commit."""
 
     def abort(self, messages: Any, batchId: int | None = None) -> None:
-        """Does nothing: there is nothing to abort."""
+        """Do nothing, because there is nothing to abort."""
 
 
 class EncodeWriter(NullWriter):
-    """Encodes all rows into sealed record batches, headers and CRC-32C included; drops them."""
+    """Encodes all rows into sealed record batches, with headers and CRC-32C, and drops them."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Partition, encode and drop all rows."""
@@ -56,30 +56,30 @@ class EncodeWriter(NullWriter):
 
 
 class NullSource(DataSource):
-    """`format("null-arrow")`."""
+    """`format("null-arrow")`: a sink that only counts rows."""
 
     writer_class: type[NullWriter] = NullWriter
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "null-arrow"
 
     def writer(self, schema: Any, overwrite: bool) -> NullWriter:
-        """The writer of a batch job."""
+        """Return the writer of a batch job."""
         return self.writer_class()
 
     def streamWriter(self, schema: Any, overwrite: bool) -> NullWriter:
-        """The writer of a stream."""
+        """Return the writer of a stream."""
         return self.writer_class()
 
 
 class EncodeSource(NullSource):
-    """`format("encode-only")`."""
+    """`format("encode-only")`: a sink that encodes rows and drops them."""
 
     writer_class = EncodeWriter
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "encode-only"

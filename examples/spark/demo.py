@@ -2,12 +2,12 @@
 
     make spark-demo
 
-1. read and clean the flights, write one record per flight (batch, delivery=transactional);
-2. aggregate by carrier and hour, write the aggregates (batch, at least once);
-3. stream the twelve months file by file, exactly once; the driver is killed with SIGKILL in the
-   middle and started again from its checkpoint;
-4. audit all topics for lost, duplicated and changed records;
-5. plot the records per partition and the batches of the stream: spark-demo.png.
+1. Read and clean the flights, and write one record per flight (batch, delivery=transactional).
+2. Aggregate by carrier and hour, and write the aggregates (batch, at least once).
+3. Stream the twelve months file by file, exactly once. The driver is killed with SIGKILL in the
+   middle and started again from its checkpoint.
+4. Audit all topics for lost, duplicated and changed records.
+5. Plot the records per partition and the batches of the stream: spark-demo.png.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from examples.spark import pipeline
 ROOT = Path(__file__).parents[2]
 TOPICS = {"flights": 6, "carrier-hours": 3, "flights-stream": 6}
 KILL_AFTER = 4
-"""Finished batches (months) before the driver is killed."""
+"""Number of finished batches (months) before the driver is killed."""
 
 
 def session(name: str) -> Any:
-    """A local Spark session with both formats."""
+    """Return a local Spark session with both formats."""
     from pyspark.sql import SparkSession
 
     from aiokprod.spark import register
@@ -55,7 +55,7 @@ def session(name: str) -> Any:
 
 
 def stream(servers: str, work: Path) -> None:
-    """Run the streaming program; ends when all months are written."""
+    """Run the streaming program until all months are written."""
     spark = session("flights-stream")
     months = (
         spark.readStream.schema(pipeline.SCHEMA)
@@ -83,7 +83,8 @@ def commits(work: Path) -> int:
 
 
 def run_stream(servers: str, work: Path, kill_after: int | None) -> float:
-    """Run the program, and kill it after a number of batches. Returns the Unix time of its end."""
+    """Run the streaming program, and kill it after a number of batches if given. Return the Unix
+    time of its end."""
     command = [sys.executable, "-m", "examples.spark.demo", "--stream", servers, str(work)]
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
@@ -102,7 +103,7 @@ def run_stream(servers: str, work: Path, kill_after: int | None) -> float:
 
 
 def batch(spark: Any, servers: str, work: Path) -> dict[str, Any]:
-    """Steps 1 and 2; returns the DataFrames that should be in the topics."""
+    """Run steps 1 and 2. Return the DataFrame that each topic should contain."""
     flights = pipeline.clean(spark.read.schema(pipeline.SCHEMA).parquet(str(work / "source")))
     wanted = {
         "flights": pipeline.records(flights),
@@ -120,7 +121,7 @@ def batch(spark: Any, servers: str, work: Path) -> dict[str, Any]:
 
 
 def audit(spark: Any, servers: str, wanted: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Step 4: findings per topic, and how many records each partition has."""
+    """Run step 4. Return the findings and the number of records per partition, by topic."""
     from pyspark.sql import functions as f
 
     from aiokprod.spark import audit_jobs as jobs
@@ -148,7 +149,7 @@ def audit(spark: Any, servers: str, wanted: dict[str, Any]) -> dict[str, dict[st
 
 
 def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Path) -> None:
-    """Step 5: plot records per partition, and the stream's batches over time with the kill."""
+    """Run step 5: plot the records per partition, and the batches of the stream over time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -156,7 +157,7 @@ def draw(work: Path, found: dict[str, dict[str, int]], killed: float, target: Pa
 
     lines = (work / "reports" / "aiokprod-report.jsonl").read_text().splitlines()
     told = [one for one in map(json.loads, lines) if one["batch_id"] is not None]
-    batches = list({one["batch_id"]: one for one in told}.values())  # replays are reported twice
+    batches = list({one["batch_id"]: one for one in told}.values())  # a replay has two reports
     figure, (where, when) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=[3, 2])
     left = 0
     for topic, numbers in found.items():
@@ -213,7 +214,7 @@ def main() -> int:
 
 
 def run(cluster: KafkaCluster, picture: Path) -> int:
-    """Run all steps on a running cluster; returns 0 if the audit found nothing."""
+    """Run all steps on a running cluster. Return 0 if the audit has no findings."""
     servers = cluster.bootstrap_servers
     for topic, partitions in TOPICS.items():
         asyncio.run(cluster.create_topic(topic, partitions=partitions))

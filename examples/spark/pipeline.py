@@ -1,4 +1,4 @@
-"""The steps of the demo as DataFrames: read, clean, aggregate. Does not depend on Kafka."""
+"""The steps of the demo as DataFrames: read, clean, aggregate. They do not depend on Kafka."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("month", "day", "sched_dep_time", "dep_delay", "arr_delay", "carrier"
 
 
 def write_source(folder: Path) -> int:
-    """Write the flights as twelve Parquet files, one per month; returns the number of flights."""
+    """Write the flights as twelve Parquet files, one per month. Return the number of flights."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -44,7 +44,7 @@ def write_source(folder: Path) -> int:
 
 
 def _two(column: Any) -> Any:
-    """The number as text with two digits."""
+    """Return the number as text with two digits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -52,7 +52,7 @@ def _two(column: Any) -> Any:
 
 
 def clean(flights: Any) -> Any:
-    """Flights that took off, with cleaned columns."""
+    """Return the flights that took off, with cleaned columns."""
     from pyspark.sql import functions as f
 
     flown = flights.where("dep_delay is not null")
@@ -62,7 +62,8 @@ def clean(flights: Any) -> Any:
 
 
 def records(flights: Any) -> Any:
-    """One record per flight: the tail number as key, JSON as value, the departure as timestamp."""
+    """Return one record per flight, with the tail number as key, JSON as value, and the departure
+    as timestamp."""
     from pyspark.sql import functions as f
 
     shown = ("id", "carrier", "flight", "origin", "dest", "departure", "dep_delay", "distance")
@@ -77,7 +78,8 @@ def records(flights: Any) -> Any:
 
 
 def by_carrier_and_hour(flights: Any) -> Any:
-    """Number of flights, mean delay and miles per carrier and hour; the key has both."""
+    """Return the number of flights, the mean delay and the miles per carrier and hour. The key
+    contains the carrier and the hour."""
     from pyspark.sql import functions as f
 
     grouped = flights.groupBy("carrier", "hour").agg(

@@ -1,4 +1,4 @@
-"""A scripted Kafka cluster in memory, see `cluster.FakeCluster`."""
+"""A scripted Kafka cluster in memory. See `cluster.FakeCluster`."""
 
 from aiokprod.testing.fake_cluster.cluster import FakeCluster, Refusal, RequestNote
 from aiokprod.testing.fake_cluster.control import (

@@ -1,4 +1,4 @@
-"""`python -m aiokprod.testing.fake_cluster`: see `console`."""
+"""Runs `python -m aiokprod.testing.fake_cluster`. See `console`."""
 
 import sys
 

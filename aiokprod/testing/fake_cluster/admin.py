@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FakeClusterAdmin:
-    """Administrative operations and failures of a cluster; base of `FakeCluster`."""
+    """Administrative operations and failures of a cluster. The base class of `FakeCluster`."""
 
     network: MemoryNetwork
     default_partitions: int
@@ -50,7 +50,7 @@ class FakeClusterAdmin:
         return asyncio.get_running_loop()
 
     def unix_ms(self) -> int:
-        """The brokers' wall clock, Unix ms."""
+        """Return the time of the brokers' wall clock, Unix ms."""
         raise NotImplementedError  # abstract: `FakeCluster` has the clock
 
     # -- topics ---------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class FakeClusterAdmin:
         replication: int | None = None,
         config: TopicConfig | None = None,
     ) -> Topic:
-        """Create a topic; leaders are assigned round robin, beginning with the first broker."""
+        """Create a topic. Leaders are assigned round robin, starting with the first broker."""
         self._topics_made += 1
         topic = Topic(name, new_topic_id(self._topics_made), config or TopicConfig())
         self.topics[name] = topic
@@ -70,18 +70,18 @@ class FakeClusterAdmin:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records at once; `deleted` keeps them for checks."""
+        """Delete a topic with its records immediately. `deleted` keeps the topic for checks."""
         self.deleted.append(self.topics.pop(name))
 
     def recreate_topic(self, name: str, partitions: int | None = None) -> Topic:
-        """Delete and create a topic: same name, new topic id, empty logs, no producer state."""
+        """Delete a topic and create it again with the same name, a new topic id and empty logs."""
         count = len(self.topics[name].partitions) if partitions is None else partitions
         config = self.topics[name].config
         self.delete_topic(name)
         return self.create_topic(name, count, config=config)
 
     def expand_topic(self, name: str, total: int) -> None:
-        """Raise the number of partitions to `total`."""
+        """Increase the number of partitions to `total`."""
         topic = self.topics[name]
         self._add_partitions(topic, total - len(topic.partitions), None)
 
@@ -108,13 +108,13 @@ class FakeClusterAdmin:
             )
 
     def forget_producers(self, topic: str, partition: int, producer_id: int | None = None) -> None:
-        """Drop a partition's producer state, like retention."""
+        """Drop a partition's producer state, as retention does."""
         self.forgotten.add((topic, partition))
         self.topics[topic].partitions[partition].log.ledger.forget(producer_id)
 
     def expire_producers(self, expiration_ms: int) -> list[Partition]:
         """Drop the state of producers that have sent nothing for `expiration_ms`, like a broker
-        with this producer.id.expiration.ms; see `PartitionLog.expire_producers`.
+        with this producer.id.expiration.ms. See `PartitionLog.expire_producers`.
 
         Returns:
             The partitions in which the state of a producer was dropped.
@@ -125,7 +125,7 @@ class FakeClusterAdmin:
         return expired
 
     def retain(self, topic: str, partition: int) -> None:
-        """Drop all records of a partition and its producer state, like retention."""
+        """Drop all records of a partition and its producer state, as retention does."""
         self.forgotten.add((topic, partition))
         log = self.topics[topic].partitions[partition].log
         log.delete_before(log.end_offset)
@@ -134,14 +134,14 @@ class FakeClusterAdmin:
     # -- leaders --------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, partition: int) -> FakeBroker:
-        """The broker that leads a partition. Raises LookupError if there is no leader."""
+        """Return the leader of a partition. Raises LookupError if there is no leader."""
         leader = self.topics[topic].partitions[partition].leader
         if leader is None:
             raise LookupError(f"{topic}-{partition} has no leader")
         return self.brokers[leader]
 
     def move_leader(self, topic: str, partition: int, broker_id: int | None = None) -> int:
-        """Move leadership to a broker, or to the next in-sync replica; returns its id."""
+        """Move leadership to a broker, or to the next in-sync replica. Return the leader's id."""
         found = self.topics[topic].partitions[partition]
         if broker_id is None:
             others = [node for node in found.isr if node != found.leader]
@@ -151,14 +151,14 @@ class FakeClusterAdmin:
         return broker_id
 
     def move_controller(self) -> int:
-        """Make another broker the controller; returns its id."""
+        """Make another broker the controller. Return the controller's id."""
         others = [node for node in self._registered_ids() if node != self.controller_id]
         if others:
             self.controller_id = others[0]
         return self.controller_id
 
     def freeze_view(self, broker_id: int) -> None:
-        """Stop metadata updates to a broker: its Metadata responses keep today's leaders."""
+        """Stop metadata updates to a broker. Its Metadata responses keep the current leaders."""
         self.brokers[broker_id].stale_view = {
             (topic.topic_id, partition.index): (partition.leader, partition.leader_epoch)
             for topic in self.topics.values()
@@ -171,11 +171,12 @@ class FakeClusterAdmin:
             broker.stale_view = None
 
     def renumber(self, ids: dict[int, int]) -> None:
-        """Change broker ids; addresses, connections and data stay. Models a gateway that renumbers
-        its members, or a broker that lost its meta.properties.
+        """Change broker ids. Addresses, connections and data stay the same. This models a gateway
+        that renumbers its brokers, or a broker that lost its meta.properties.
 
         Args:
-            ids: new id by old id; a new id may be in use only if its broker gets another one.
+            ids: new id by old id. A new id may be in use only if the broker that has it also gets a
+                new id.
         """
         renamed = {ids.get(one, one): broker for one, broker in self.brokers.items()}
         if len(renamed) != len(self.brokers):
@@ -201,11 +202,13 @@ class FakeClusterAdmin:
     def kill(
         self, broker_id: int, *, silent: bool = False, failover_s: float | None = None
     ) -> None:
-        """Kill a broker (SIGKILL): connections are reset, unreplicated records of leaders are lost.
+        """Kill a broker (SIGKILL). Its connections are reset, and the unreplicated records of the
+        partitions that it leads are lost.
 
         Args:
             silent: as in a power failure, connections are not reset and connection attempts hang.
-            failover_s: seconds until new leaders are elected; default: `failover_s` of the cluster.
+            failover_s: seconds until new leaders are elected. The default is `failover_s` of the
+                cluster.
         """
         broker = self.brokers[broker_id]
         self._take_down(broker, reset=not silent)
@@ -221,8 +224,9 @@ class FakeClusterAdmin:
         world_at(self.loop, self.loop.time() + wait, self._unregister, broker)
 
     def stop(self, broker_id: int) -> None:
-        """Controlled shutdown: leaders move first, then connections are closed. When the broker is
-        started again, it knows only the newest batch of each producer and partition."""
+        """Shut down a broker in a controlled way: move its leaders, then close its connections.
+        After a restart, the broker remembers only the newest batch of each producer and partition.
+        """
         broker = self.brokers[broker_id]
         for partition in self._partitions():
             if broker_id in partition.replicas:
@@ -240,7 +244,7 @@ class FakeClusterAdmin:
         port: int | None = None,
         version_profile: str | None = None,
     ) -> None:
-        """Restart a broker, at another address or with another version if given."""
+        """Start a stopped broker, with a new address or version if given."""
         broker = self.brokers[broker_id]
         if version_profile is not None:
             broker.profile = profile_named(version_profile)
@@ -254,10 +258,10 @@ class FakeClusterAdmin:
         self._rejoin(broker_id)
 
     def pause(self, broker_id: int, *, failover_s: float | None = None) -> None:
-        """Freeze a broker (SIGSTOP): it accepts connections and bytes, but does not respond.
+        """Freeze a broker (SIGSTOP). It accepts connections and bytes, but does not respond.
 
         Args:
-            failover_s: seconds until the controller elects other leaders; None = never.
+            failover_s: seconds until the controller elects other leaders. None means never.
         """
         broker = self.brokers[broker_id]
         broker.freeze()
@@ -274,8 +278,8 @@ class FakeClusterAdmin:
         broker.thaw()
 
     def _rejoin(self, broker_id: int) -> None:
-        """Register a restarted broker: it leads partitions without a leader if it is in sync with
-        their last one, replicates others."""
+        """Register a restarted broker. It leads the partitions that have no leader if it is in
+        their in-sync set, and follows in all others."""
         for partition in self._partitions():
             if partition.leader is None and broker_id in partition.isr:
                 partition.elect(broker_id)
@@ -283,9 +287,9 @@ class FakeClusterAdmin:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Let live replicas join the in-sync sets. Only a live leader adds them. Without one the
-        set is unchanged, so that it contains no replica that lacks records, and a member that
-        returns is elected. Source: KIP-497; Java `Partition.maybeExpandIsr`."""
+        """Add live replicas to the in-sync sets. Only a live leader expands its set. Without a
+        leader, the set does not change, so that all members have all records and any member that
+        returns can be elected. Source: KIP-497; Java `Partition.maybeExpandIsr`."""
         living = [broker.broker_id for broker in self.brokers.values()
                   if broker.is_registered and broker.is_up]  # fmt: skip
         for partition in self._partitions():

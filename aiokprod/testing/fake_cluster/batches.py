@@ -1,7 +1,8 @@
 """Decodes and validates record batches like a broker's log validator.
 
-Independent of `aiokprod._wire.batch_reader`, so that both cannot share one misunderstanding of the
-format. Source: Kafka documentation, "Record Batch"; Java `DefaultRecordBatch`, `LogValidator`.
+The code is independent of `aiokprod._wire.batch_reader`, so that the two cannot share the same
+misunderstanding of the format. Source: Kafka documentation, "Record Batch"; Java
+`DefaultRecordBatch`, `LogValidator`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 CRC_START: Final = 21
 _CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 PRODUCE_SINCE: Final = {"zstd": 7}
-"""Lowest version of Produce in which brokers accept a codec, for codecs that not all versions
-accept (KIP-110)."""
+"""Lowest Produce version that may use a codec (KIP-110). All versions may use other codecs."""
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 
 
@@ -32,8 +32,8 @@ class BatchRefused(Exception):
     """A broker would reject the batch.
 
     Attributes:
-        code: error code in the broker's response.
-        record_errors: index in the batch and text, if single records are invalid.
+        code: error code of the broker's response.
+        record_errors: (index in the batch, text) of each invalid record.
     """
 
     def __init__(self, code: Code, text: str, record_errors: tuple[tuple[int, str], ...] = ()):
@@ -54,8 +54,8 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A valid record batch; `oddities` lists properties that brokers accept but clients should not
-    write."""
+    """A valid record batch. `oddities` lists properties that brokers accept but that clients should
+    not write."""
 
     codec: str
     producer_id: int
@@ -69,7 +69,7 @@ class Batch:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; wraps from 2³¹-1 to 0. -1 without a producer id."""
+        """Sequence of the last record, or -1 without a producer id. It wraps from 2³¹-1 to 0."""
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + len(self.records) - 1) % 2**31
@@ -81,7 +81,7 @@ def read_batch(data: bytes, *, produce_version: int) -> Batch:
     because checks read the same batches again.
 
     Raises:
-        BatchRefused: the batch is invalid; has the error code of the broker's response.
+        BatchRefused: the batch is invalid. The error contains the code of the broker's response.
     """
     if len(data) < HEADER.size:
         raise BatchRefused(Code.CORRUPT_MESSAGE, f"{len(data)} bytes are not a record batch")
@@ -205,7 +205,7 @@ def _unsnappy(data: bytes) -> bytes:
 
 
 class _ByteReader:
-    """Reads the fields of records; reading past the end raises CORRUPT_MESSAGE."""
+    """Reads the fields of records. A read past the end raises CORRUPT_MESSAGE."""
 
     __slots__ = ("at", "data")
 

@@ -24,18 +24,19 @@ class FakeBroker:
     """A broker.
 
     Attributes:
-        is_up: the broker process runs and listens.
-        is_registered: the controller considers it alive; it appears in metadata.
+        is_up: True if the broker process runs and listens.
+        is_registered: True if the controller considers the broker alive, so that Metadata lists it.
         is_listed: if False, Metadata does not list the broker and it leads no partition, but
-            FindCoordinator may return it (as with a proxy whose coordinators are not listed).
-        is_paused: frozen (SIGSTOP): it accepts connections and bytes, but does not process them.
+            FindCoordinator may return it (as with a proxy that does not list its coordinators).
+        is_paused: True if the broker is frozen (SIGSTOP). It then accepts connections and bytes,
+            but does not process them.
         throttle_ms: throttle_time_ms of its responses.
-        stale_view: leaders and epochs in its Metadata responses, by (topic id, partition), while
-            it gets no metadata updates; None = current metadata.
+        stale_view: leaders and epochs in its Metadata responses by (topic id, partition) while it
+            gets no metadata updates, or None for current metadata.
         on_resume: callbacks for the end of the freeze.
-        deaths: number of times that it was killed; requests in progress at that time are never
-            finished.
-        held: requests it has read but not processed yet.
+        deaths: number of times that the broker was killed or stopped. Requests in progress at that
+            time are never finished.
+        held: number of requests that the broker has read but not yet processed.
         stopped_at: end offsets of its partitions at its last controlled shutdown.
     """
 
@@ -70,34 +71,34 @@ class FakeBroker:
         return f"{self.host}:{self.port}"
 
     def accept(self, link: Link | None) -> asyncio.Protocol:
-        """A protocol for a new connection."""
+        """Return a protocol for a new connection."""
         from aiokprod.testing.fake_cluster.connection import ServerConnection
 
         return ServerConnection(self, link)
 
     def view_of(self, topic_id: bytes, partition: Partition) -> tuple[int | None, int]:
-        """Leader and leader epoch of a partition in this broker's Metadata responses."""
+        """Return the leader and leader epoch of a partition in this broker's Metadata responses."""
         present = partition.leader, partition.leader_epoch
         if self.stale_view is None:
             return present
         return self.stale_view.get((topic_id, partition.index), present)
 
     def duplicate_of(self, partition: Partition, batch: Batch) -> Remembered | None:
-        """The earlier append of the batch that this broker remembers; None if there is none."""
+        """Return the earlier append of the batch, or None if this broker remembers none."""
         return partition.log.ledger.duplicate_of(batch, self.stopped_at.get(partition.log, 0))
 
     def throttled(self, message: Message) -> Message:
-        """Set the throttle time in a response that has such a field."""
+        """Return the response with the throttle time, if it has a field for it."""
         if self.throttle_ms and hasattr(message, "throttle_time_ms"):
             return replace(message, throttle_time_ms=self.throttle_ms)
         return message
 
     def freeze(self) -> None:
-        """Freeze the broker, like SIGSTOP."""
+        """Freeze the broker, as SIGSTOP does."""
         self.is_paused = True
 
     def thaw(self) -> None:
-        """Resume the broker, like SIGCONT: the requests received meanwhile are processed in
+        """Resume the broker, as SIGCONT does. It processes the requests received meanwhile, in
         order."""
         self.is_paused = False
         waiting, self.on_resume = self.on_resume, []

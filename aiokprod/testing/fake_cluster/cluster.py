@@ -1,8 +1,8 @@
 """`FakeCluster`: a Kafka cluster in the test process that speaks the wire protocol.
 
 It validates requests like a broker and stores records, so that a test can check the logs
-afterwards; hooks inject faults. Simplifications: one log per partition instead of one per replica
-(an unreplicated tail can be lost, see `kill`), and every replica catches up at once.
+afterwards. Hooks inject faults. There are two simplifications: a partition has one log instead of
+one per replica (an unreplicated tail can be lost, see `kill`), and replicas catch up immediately.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ EPOCH_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestNote:
-    """A request that a broker received. `time` is the loop time in s; `size` is in bytes and
-    includes the length prefix."""
+    """A request that a broker received. `time` is the loop time in s. `size` is the size in bytes,
+    with the length prefix."""
 
     time: float
     broker_id: int
@@ -55,7 +55,7 @@ class RequestNote:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A batch that was rejected by the model, not by a script."""
+    """A batch that the model rejected, without a script."""
 
     time: float
     broker_id: int
@@ -67,8 +67,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class LateBeginning:
-    """The first batch of a producer in a partition, if its sequence is above 0. The broker may have
-    refused it."""
+    """The first batch of a producer in a partition, with a sequence above 0. The broker may have
+    rejected it."""
 
     time: float
     topic: str
@@ -84,36 +84,39 @@ class FakeCluster(FakeClusterAdmin):
     """A scripted cluster.
 
     Args:
-        brokers: number of brokers; ids start at 1.
-        network: the network on which they listen; a new one if None.
-        version_profile: Kafka version to emulate, see `profiles`.
+        brokers: number of brokers. Their ids start at 1.
+        network: the network on which the brokers listen, or None for a new network.
+        version_profile: Kafka version to emulate. See `profiles`.
         default_partitions, default_replication: defaults for new topics.
-        auto_create: Metadata requests may create topics.
+        auto_create: True if Metadata requests may create topics.
         create_s: seconds until an automatically created topic exists.
         replication_s: seconds until the other replicas have a batch (acks=all waits for them).
         failover_s: seconds from a broker's death to the election of new leaders.
-        controller_s: additional seconds if it was the controller.
-        transaction_version: finalized level of transaction.version; None = that of the profile.
+        controller_s: additional seconds if the broker was the controller.
+        transaction_version: finalized level of transaction.version. None uses the profile's level.
         marker_s: seconds from EndTxn until the markers are written.
 
     Attributes:
-        denied_topics, read_only_topics: topics that clients may not see, or not write to.
+        denied_topics: topics that clients may not describe.
+        read_only_topics: topics that clients may not write to.
         hidden_settings: topics whose settings clients may not read.
         transactions: state of the transaction coordinators.
         answer_filters: functions that are applied in order to every response, after the edits of
-            the script; each gets the request and the message, and returns the message to send.
-        coordinator_ids: ids of the brokers that may coordinate; None = all that are up.
-        group_generations: current generation of the consumer groups for which it is checked.
-        requests: all requests received, in order.
-        refusals: batches the model rejected; a correct client with a current epoch causes none.
-        violations: bytes or behaviour of the client that break the protocol; must be empty.
-        late_beginnings: the violations that are first batches above sequence 0; their texts are in
-            `violations` too. A producer may begin so behind a batch that it has given up and that
+            the script. Each gets the request and the message, and returns the message to send.
+        coordinator_ids: ids of the brokers that may be coordinators. None means all that run.
+        group_generations: current generation of each consumer group whose generation is checked.
+        requests: all received requests, in order.
+        refusals: batches that the model rejected. A correct client with a current epoch causes
+            none.
+        violations: protocol violations of the client. Must be empty.
+        late_beginnings: first batches with a sequence above 0. Their texts are in `violations` too.
+            A correct producer sends such a batch only after a batch that it has given up and that
             may be in the log.
-        duplicates: number of batches recognised as already in the log.
-        sends_while_throttled: number of requests a client sent during a throttle time (KIP-219).
-        sasl: the authentication that `require_sasl` demands; None without SASL.
-        telemetry: the subscription of `subscribe`, with the pushed metrics; None without one.
+        duplicates: number of batches that were already in the log.
+        sends_while_throttled: number of requests that a client sent during a throttle time
+            (KIP-219).
+        sasl: the authentication that `require_sasl` set, or None without SASL.
+        telemetry: the subscription that `subscribe` set, with the pushed metrics, or None.
     """
 
     def __init__(
@@ -186,17 +189,18 @@ class FakeCluster(FakeClusterAdmin):
         return ",".join(broker.address for broker in self.brokers.values())
 
     def environment(self, seed: int = 0) -> Environment:
-        """An environment for a producer: this cluster's network and clock, seeded randomness."""
+        """Return an environment for a producer, with this cluster's network and clock, and seeded
+        randomness."""
         return Environment(
             self.network, self.unix_ms, random.Random(seed), stopwatch=lambda: self.loop.time()
         )
 
     def unix_ms(self) -> int:
-        """The brokers' wall clock, Unix ms; advances with the loop's clock."""
+        """Return the brokers' wall clock time, Unix ms. It advances with the loop's clock."""
         return EPOCH_MS + int(self.loop.time() * 1000)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records and the offsets that groups committed for it."""
+        """Delete a topic with its records and its committed offsets."""
         super().delete_topic(name)
         self.transactions.delete_offsets_of(name)
 
@@ -210,12 +214,12 @@ class FakeCluster(FakeClusterAdmin):
         times: int | None = None,
         broker_id: int | None = None,
     ) -> Callable[[], None]:
-        """Intercept requests of an API (None = all APIs).
+        """Intercept requests of an API, or of all APIs if `api_key` is None.
 
         Args:
-            function: called with each `Request`; returns a `Reaction`, or None for normal
+            function: called with each `Request`. Returns a `Reaction`, or None for normal
                 processing. May also be a `Reaction` for all requests.
-            times: number of reactions after which the rule ends; None = no limit.
+            times: number of reactions after which the rule ends. None means no limit.
             broker_id: intercept only requests to this broker.
 
         Returns:
@@ -234,12 +238,12 @@ class FakeCluster(FakeClusterAdmin):
         record_errors: tuple[tuple[int, str], ...] = (),
         leader_hint: bool = True,
     ) -> None:
-        """Respond to the next batches of a partition with an error code (0 = no error).
+        """Respond to the next batches of a partition with an error code, where 0 means no error.
 
         Args:
             append: append the batches despite the error.
             message, record_errors: texts for the batch and for single records (KIP-467).
-            leader_hint: leader errors name the actual leader (KIP-951).
+            leader_hint: name the current leader in the response (KIP-951).
         """
         fault = ProduceFault(
             code=code,
@@ -262,10 +266,11 @@ class FakeCluster(FakeClusterAdmin):
         ``cluster.fail(Api.PRODUCE, Code.NOT_LEADER_OR_FOLLOWER)``.
 
         Args:
-            times, broker_id: see `control`; None = until the returned function is called.
+            times: see `control`. None means until the returned function is called.
+            broker_id: see `control`.
 
         Raises:
-            ValueError: the code is 0 or not a code of Kafka.
+            ValueError: the code is 0 or is not a Kafka error code.
         """
         number = code.number if isinstance(code, ErrorCode) else int(code)
         if number == Code.NONE or number not in Code._value2member_map_:
@@ -275,7 +280,8 @@ class FakeCluster(FakeClusterAdmin):
         )
 
     def throttle(self, milliseconds: int, broker_id: int | None = None) -> None:
-        """Set the throttle time in the responses of a broker, or of all; 0 ends it."""
+        """Set the throttle time in the responses of a broker, or of all brokers. 0 ends the
+        throttling."""
         for broker in self.brokers.values():
             if broker_id in (None, broker.broker_id):
                 broker.throttle_ms = milliseconds
@@ -286,7 +292,7 @@ class FakeCluster(FakeClusterAdmin):
         """Request metrics from clients that connect from now on (KIP-714).
 
         Args:
-            requested: prefixes of names of metrics; "" for all.
+            requested: prefixes of metric names. "" requests all metrics.
             settings: other attributes of `ClientTelemetry`.
         """
         self.telemetry = ClientTelemetry(requested, **settings)
@@ -301,7 +307,8 @@ class FakeCluster(FakeClusterAdmin):
 
         Args:
             users: password by user name.
-            lifetime_s: seconds after which they have to authenticate again, 0 = never (KIP-368).
+            lifetime_s: seconds after which clients must authenticate again (KIP-368). 0 means
+                never.
         """
         self.sasl = SaslListener(users, lifetime_s)
         for broker in self.brokers.values():
@@ -309,31 +316,31 @@ class FakeCluster(FakeClusterAdmin):
         return self.sasl
 
     def log(self, topic: str, partition: int) -> list[StoredRecord]:
-        """The records of a partition, by offset."""
+        """Return the records of a partition, ordered by offset."""
         return self.topics[topic].partitions[partition].log.records()
 
     def logs(self, topic: str) -> list[list[StoredRecord]]:
-        """The records of all partitions of a topic."""
+        """Return the records of each partition of a topic."""
         return [partition.log.records() for partition in self.topics[topic].partitions]
 
     def values(self, topic: str, partition: int) -> list[bytes | None]:
-        """The values of a partition, by offset."""
+        """Return the values of a partition, ordered by offset."""
         return [record.value for record in self.log(topic, partition)]
 
     def all_values(self, topic: str) -> list[bytes | None]:
-        """The values of a topic, by partition and offset."""
+        """Return the values of a topic, ordered by partition and offset."""
         return [record.value for log in self.logs(topic) for record in log]
 
     def committed_values(self, topic: str, partition: int) -> list[bytes | None]:
-        """The values a read_committed consumer sees, by offset."""
+        """Return the values that a read_committed consumer receives, ordered by offset."""
         log = self.topics[topic].partitions[partition].log
         return [record.value for record in log.committed()]
 
     def count(
         self, api_key: int, *, since: float = 0.0, until: float = float("inf"), broker_id: int = 0
     ) -> int:
-        """Number of requests of an API received from `since` to `until` (loop time), by one broker
-        or, if `broker_id` is 0, by all brokers."""
+        """Return the number of requests of an API received from `since` to `until` (loop time), by
+        one broker or, if `broker_id` is 0, by all brokers."""
         return sum(
             note.api_key == api_key
             and since <= note.time <= until
@@ -342,28 +349,28 @@ class FakeCluster(FakeClusterAdmin):
         )
 
     def living(self) -> list[FakeBroker]:
-        """Brokers that are up, sorted by id."""
+        """Return the running brokers, sorted by id."""
         return [broker for broker in self.brokers.values() if broker.is_up]
 
     def registered(self) -> list[FakeBroker]:
-        """Registered brokers, sorted by id."""
+        """Return the registered brokers, sorted by id."""
         return [broker for broker in self.brokers.values() if broker.is_registered]
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """The topic that has this id, or None if there is none."""
+        """Return the topic with this id, or None if there is none."""
         for topic in self.topics.values():
             if topic.topic_id == topic_id:
                 return topic
         return None
 
     def open_connections(self) -> int:
-        """Number of open connections of all brokers."""
+        """Return the number of open connections of all brokers."""
         return sum(len(broker.connections) for broker in self.brokers.values())
 
     # -- called by the API modules --------------------------------------------------------------
 
     def new_producer_id(self) -> tuple[int, int]:
-        """The next producer id and its first epoch. The first id is 0, as in a new cluster."""
+        """Return the next producer id and its first epoch. The first id is 0, as in Kafka."""
         self.next_producer_id += 1
         return self.next_producer_id - 1, self.first_epoch
 
@@ -379,7 +386,7 @@ class FakeCluster(FakeClusterAdmin):
             self.create_topic(name)
 
     def replicate(self, partition: Partition) -> None:
-        """Raise the high watermark once the replicas have all records now in the log."""
+        """Advance the high watermark to the current end of the log after the replication time."""
         end = partition.log.end_offset
         if self.replication_s <= 0 or len(partition.isr) < 2:
             partition.log.high_watermark = end
@@ -394,7 +401,7 @@ class FakeCluster(FakeClusterAdmin):
             log.high_watermark = max(log.high_watermark, min(end, log.end_offset))
 
     def note_request(self, request: Request) -> None:
-        """Record a request; more than five Produce requests in flight are a violation."""
+        """Record a request. Too many Produce requests in flight are a violation."""
         self.requests.append(
             RequestNote(
                 request.time,

@@ -1,7 +1,7 @@
 """The broker's side of a connection: reads requests and sends responses, one request at a time.
 
-Like a real broker, it mutes the connection while a request is processed, so that responses are in
-the order of the requests; a throttled connection stays muted for the throttle time (KIP-219).
+Like a real broker, it mutes the connection while it processes a request, so that responses are in
+the order of the requests. A throttled connection stays muted for the throttle time (KIP-219).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from aiokprod.testing.fake_cluster.broker import FakeBroker
 
 CLIENT_WAITS_SINCE = {0: 6, 3: 6, 10: 2, 18: 2, 22: 1, 24: 1, 25: 1, 26: 1, 28: 1, 32: 2}
-"""First version of an API after whose throttle time the client has to wait; in APIs that are not
-listed, every version. Source: Java `AbstractResponse.shouldClientThrottle` of each response
-(KIP-219)."""
+"""First version of an API in which the client must wait for the throttle time (KIP-219). In other
+APIs, the client must wait in every version. Source: Java `AbstractResponse.shouldClientThrottle` of
+each response."""
 
 
 class ServerConnection(asyncio.Protocol):
     """A connection to a broker.
 
     Attributes:
-        link: None over real sockets.
-        session_ends_at: loop time at which its SASL session expires; None before it is
-            authenticated.
+        link: the in-memory link, or None over real sockets.
+        session_ends_at: loop time at which the SASL session expires, or None before the
+            authentication.
     """
 
     def __init__(self, broker: FakeBroker, link: Link | None) -> None:
@@ -58,7 +58,7 @@ class ServerConnection(asyncio.Protocol):
         self._mute_until = 0.0
         self._quiet_from = 0
         self._quiet_until = 0.0
-        self._unfinished = bytearray()  # the last bytes sent, which are no complete frame
+        self._unfinished = bytearray()  # sent bytes of an incomplete frame
         if link is not None:
             link.client.on_write = self._client_writes
         self._ranges: Ranges = {}
@@ -71,7 +71,7 @@ class ServerConnection(asyncio.Protocol):
     # -- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not subclasses of asyncio's.
+        # A cast, because uvloop's transports are not subclasses of asyncio's transports.
         self._transport = cast(asyncio.Transport, transport)
         self.broker.connections.append(self)
 
@@ -116,7 +116,7 @@ class ServerConnection(asyncio.Protocol):
     # -- requests -------------------------------------------------------------------------------
 
     def serve_next(self) -> None:
-        """Serve the next request unless one is being served or the broker is frozen."""
+        """Serve the next request, unless a request is being served or the broker is frozen."""
         while self.frames and not self._busy and not self.is_lost and not self.broker.is_paused:
             wait = self._mute_until - self._time()
             if wait > 0:
@@ -160,7 +160,7 @@ class ServerConnection(asyncio.Protocol):
             self._process(request, reaction)
 
     def _versions(self) -> Ranges:
-        """Versions that the broker offers and this package can decode."""
+        """Return the API versions that the broker offers and that this package can decode."""
         ranges = self.broker.profile.ranges
         if ranges is not self._ranges:
             self._ranges, self._decodable = ranges, decodable(ranges)
@@ -210,7 +210,7 @@ class ServerConnection(asyncio.Protocol):
         if message is not None:
             assert isinstance(message, RESPONSES[request.api_key])
             if self.broker.cluster.sasl is None or self.session_ends_at is not None:
-                # Quotas are those of a user: no client is throttled before its authentication.
+                # Quotas apply to a user, so a client is not throttled before its authentication.
                 message = self.broker.throttled(message)
             frame = write_answer(message, request.api_key, request.version, request.correlation_id)
             # A response to ApiVersions v0 has no throttle_time_ms, so the client may send at once.
@@ -234,18 +234,18 @@ class ServerConnection(asyncio.Protocol):
             self.close()
             return
         if reaction.silent:
-            # Until a broker has sent its response, it serves no other request of the connection.
+            # A broker serves no further request of a connection before it has sent the response.
             self._response_pending = True
             return
         self._idle()
 
     def _expect_quiet(self) -> None:
-        """Note when the client has received the whole response and must begin to wait."""
+        """Store the position in the stream after which the client must wait, and until when."""
         self._quiet_from = self._bytes_sent()
         self._quiet_until = self._mute_until
 
     def _bytes_sent(self) -> int:
-        """Bytes sent that reach the client unless the link fails."""
+        """Return the number of sent bytes that reach the client unless the link fails."""
         if self.link is None:
             return 0
         return self.link.down.taken + self.link.server.get_write_buffer_size()
@@ -261,8 +261,8 @@ class ServerConnection(asyncio.Protocol):
         self.serve_next()
 
     def _write(self, data: bytes) -> bool:
-        """Write; True if the client reads a frame where these bytes begin. It does not if the link
-        drops all bytes, or if invalid bytes before them are the beginning of a longer frame."""
+        """Write the data. Return True if the client reads them as the start of a frame. Return
+        False if the link drops all bytes, or if earlier invalid bytes started a longer frame."""
         if not data or self.is_lost:
             return False
         before = self._bytes_sent()
@@ -297,7 +297,8 @@ class ServerConnection(asyncio.Protocol):
         world_at(loop, when, self._unless_dead, self.broker.deaths, function, *args)
 
     def _unless_dead(self, deaths: int, function: Callable[..., object], *args: Any) -> None:
-        """Continue unless the broker died: a request that was read is served without its client."""
+        """Call the function unless the broker has died. The end of the connection does not matter,
+        because a broker serves a request that it has read even if the client is disconnected."""
         if self.broker.deaths != deaths:
             return
         if self.broker.is_paused:

@@ -2,8 +2,8 @@
 
     python -m aiokprod.testing.fake_cluster --port 9092
 
-The first line of standard output has the bootstrap servers. All records stay in memory. The brokers
-stop at `quit`, SIGTERM or SIGINT; the end of standard input does not stop them.
+The first line of standard output contains the bootstrap servers. All records stay in memory. The
+brokers stop at `quit`, SIGTERM or SIGINT. The end of standard input does not stop them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Console:
         self.ended = asyncio.Event()
 
     def execute(self, line: str) -> Iterator[str]:
-        """The lines of output of one command."""
+        """Execute a command and yield its lines of output."""
         match line.split():
             case []:
                 pass
@@ -104,7 +104,7 @@ def _text(data: bytes | None) -> str | None:
 
 def _write(text: str) -> None:
     data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
-    with contextlib.suppress(OSError):  # nothing reads the output: execute the commands silently
+    with contextlib.suppress(OSError):  # without a reader of the output, execute commands silently
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]
 
@@ -123,8 +123,9 @@ async def serve(cluster: FakeCluster, host: str, port: int) -> None:
             output.set_result("".join(f"{text}\n" for text in console.execute(line)))
 
         def read() -> None:
-            # The output is written in this thread too: if its reader is slow or absent, the brokers
-            # continue. No buffers, whose locks this thread would hold when the interpreter exits.
+            # This thread also writes the output, so that a slow or absent reader does not block the
+            # brokers. It uses no buffered files: it would hold their locks when the interpreter
+            # exits.
             with (
                 contextlib.suppress(OSError, RuntimeError),  # RuntimeError: the loop is closed
                 open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines,
@@ -140,7 +141,7 @@ async def serve(cluster: FakeCluster, host: str, port: int) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the arguments."""
+    """Return the parser of the arguments."""
     made = argparse.ArgumentParser(
         prog="python -m aiokprod.testing.fake_cluster",
         description="Fake Kafka brokers on this machine that keep all records in memory. The first "
@@ -164,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     made = parser()
     options = made.parse_args(arguments)
     if options.brokers < 1 or options.partitions < 1:

@@ -1,5 +1,4 @@
-"""Scripted faults: reactions of a broker to a request, instead of or in addition to the
-response."""
+"""Scripted faults: reactions of a broker to a request that replace or change its response."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ class Reaction:
     """The way in which a broker handles one request.
 
     Attributes:
-        process: let the model process it; if False, its records never reach the log.
+        process: pass the request to the model. If False, its records never reach the log.
         before_s: delay before the request is processed, s.
         after_s: delay before the response is sent, s.
         error: respond with this error code in all error fields of the response.
-        answer: respond with this message instead of that of the model.
+        answer: respond with this message instead of the model's message.
         edit: function that changes the model's message.
         edit_frame: function that changes the encoded frame, with length prefix and header.
         raw: send these bytes instead of a frame.
-        silent: send nothing.
+        silent: send no response.
         close: close the connection gracefully afterwards.
         cut_at: reset the connection after this many bytes of the response.
-        gate: process the request, with another reaction, when this gate releases it.
+        gate: hold the request until this gate releases it with another reaction.
     """
 
     process: bool = True
@@ -62,12 +61,12 @@ class Gate:
         self._reactions: deque[Reaction] = deque()
 
     def let_through(self, reaction: Reaction) -> None:
-        """Handle the oldest request that is held, or else the next to arrive, with `reaction`."""
+        """Handle the oldest held request with `reaction`, or the next request if none is held."""
         self._reactions.append(reaction)
         self._serve()
 
     def hold(self, process: Callable[[Reaction], None]) -> None:
-        """A request has arrived; `process(reaction)` handles it."""
+        """Hold a request that has arrived. `process(reaction)` handles the request."""
         self._held.append(process)
         self._serve()
 
@@ -82,7 +81,7 @@ def delay(seconds: float) -> Reaction:
 
 
 def answer_late(seconds: float) -> Reaction:
-    """Process the request now, respond later."""
+    """Process the request now, but respond later."""
     return Reaction(after_s=seconds)
 
 
@@ -97,12 +96,12 @@ def lose_answer() -> Reaction:
 
 
 def refuse(code: int) -> Reaction:
-    """Do not process the request; respond with an error code."""
+    """Respond with an error code, without processing the request."""
     return Reaction(process=False, error=code)
 
 
 def answer(message: Message) -> Reaction:
-    """Do not process the request; respond with this message."""
+    """Respond with this message, without processing the request."""
     return Reaction(process=False, answer=message)
 
 
@@ -160,7 +159,7 @@ class _Rule:
 
 
 class Script:
-    """The active rules, oldest first; the first rule that returns a reaction applies."""
+    """The active rules, oldest first. The first rule that returns a reaction applies."""
 
     def __init__(self) -> None:
         self._rules: list[_Rule] = []
@@ -173,7 +172,7 @@ class Script:
         times: int | None = None,
         broker_id: int | None = None,
     ) -> Callable[[], None]:
-        """Add a rule; returns a function that removes it."""
+        """Add a rule. Return a function that removes the rule."""
         if isinstance(function, Reaction):
             fixed = function
             rule = _Rule(api_key, lambda request: fixed, times, broker_id)
@@ -192,7 +191,7 @@ class Script:
         self._rules.clear()
 
     def reaction_to(self, request: Request) -> Reaction:
-        """The reaction of the first matching rule, or normal processing."""
+        """Return the reaction of the first matching rule, or normal processing."""
         for rule in list(self._rules):
             if not rule.matches(request):
                 continue
@@ -215,7 +214,7 @@ class ProduceFault:
         code: error code of the response.
         append: append the batch despite the error.
         message: text for the batch (KIP-467).
-        record_errors: (index in batch, text).
+        record_errors: (index in the batch, text) for single records.
         leader_hint: name the current leader in the response (KIP-951).
     """
 
@@ -233,7 +232,8 @@ class ProduceScript:
         self._waiting: dict[tuple[str, int], deque[tuple[ProduceFault | None, int | None]]] = {}
 
     def add(self, where: tuple[str, int], fault: ProduceFault | None, times: int | None) -> None:
-        """Apply a fault to the next `times` batches (None = all); a fault of None = success."""
+        """Apply a fault to the next `times` batches, or to all if `times` is None. A fault of None
+        means success."""
         self._waiting.setdefault(where, deque()).append((fault, times))
 
     def clear(self) -> None:

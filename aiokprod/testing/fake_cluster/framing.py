@@ -1,7 +1,7 @@
 """Decodes request frames and encodes response frames, like a broker.
 
-Independent of `aiokprod._wire.headers`, so that both cannot share one misunderstanding.
-Source: Kafka protocol guide, "Request Header", "Response Header".
+The code is independent of `aiokprod._wire.headers`, so that the two cannot share the same
+misunderstanding. Source: Kafka protocol guide, "Request Header", "Response Header".
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FIXED: Final = struct.Struct(">hhih")
 
 
 class MalformedRequest(Exception):
-    """The request is malformed; a broker closes the connection."""
+    """The request is malformed, so the broker closes the connection."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A request for handlers and control functions; `body` is the decoded message."""
+    """A request, as passed to handlers and control functions. `body` is the decoded message."""
 
     api_key: int
     version: int
@@ -44,7 +44,8 @@ class Request:
 
 
 class UnsupportedRequestVersion(Exception):
-    """The broker does not offer the API version; has the correlation id for the response."""
+    """The broker does not offer the API version. The error contains the correlation id for the
+    response."""
 
     def __init__(self, api_key: int, version: int, correlation_id: int) -> None:
         super().__init__(f"API {api_key} version {version}")
@@ -54,7 +55,7 @@ class UnsupportedRequestVersion(Exception):
 
 
 def split_frames(buffer: bytearray) -> list[bytes]:
-    """Remove the complete frames from `buffer`; returns them without their length prefixes."""
+    """Remove the complete frames from `buffer`. Return them without their length prefixes."""
     frames: list[bytes] = []
     while len(buffer) >= 4:
         size = int.from_bytes(buffer[:4], "big", signed=True)
@@ -78,7 +79,7 @@ def read_request(
     """Decode a request frame.
 
     Raises:
-        UnsupportedRequestVersion: the API or version is not offered.
+        UnsupportedRequestVersion: the broker does not offer the API or version.
         MalformedRequest: the bytes do not match the schema of the request.
     """
     api_key, version, correlation_id, client_id_size = _FIXED.unpack_from(frame)
@@ -113,7 +114,7 @@ def read_request(
 
 
 def _encoded(message: Message, version: int) -> bytes:
-    """Encode a body. None is encoded as null in every field, because tests let brokers send nulls
+    """Encode a body. None is encoded as null in every field, because tests make brokers send nulls
     that the schema does not allow."""
     plan = encode_plan(type(message), version, message.is_flexible(version), True)
     return b"".join(plan.encode(message))

@@ -14,7 +14,7 @@ from aiokprod._errors import Code
 from aiokprod.testing.fake_cluster.batches import Batch, BatchRefused
 
 WINDOW: Final = 5
-"""Batches remembered per producer, which limits the requests in flight to five."""
+"""Number of batches remembered per producer. It limits the requests in flight to five."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Remembered:
     """A remembered batch.
 
     Attributes:
-        timestamp_ms: its highest timestamp, or its append time if the topic has LogAppendTime.
+        timestamp_ms: highest timestamp, or the append time if the topic has LogAppendTime.
     """
 
     epoch: int
@@ -45,10 +45,10 @@ class Ledger:
 
     Attributes:
         strict: respond with UNKNOWN_PRODUCER_ID if the first sequence of an unknown producer is not
-            0, like brokers before 2.4; later versions accept any.
+            0, like brokers before 2.4. Later versions accept any first sequence.
         by_order: respond with DUPLICATE_SEQUENCE_NUMBER to every batch that ends before the oldest
-            one in the window, even if that is because the sequences wrapped, like Kafka 1.0.0 and
-            1.0.1 (`ProducerAppendInfo.isDuplicate`; changed by KAFKA-6683).
+            batch in the window, even if the sequences have wrapped. Kafka 1.0.0 and 1.0.1 do so
+            (`ProducerAppendInfo.isDuplicate`; changed by KAFKA-6683).
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Ledger:
         self._entries: dict[int, _Entry] = {}
 
     def duplicate_of(self, batch: Batch, restarted_at: int = 0) -> Remembered | None:
-        """The earlier append of this batch; None if it is not remembered.
+        """Return the earlier append of this batch, or None if it is not remembered.
 
         Args:
-            restarted_at: end offset at this broker's last controlled shutdown. Of the batches
-                before it, its snapshot contains only the newest of each producer (Java
+            restarted_at: end offset at this broker's last controlled shutdown. The snapshot of that
+                shutdown contains only the newest batch of each producer (Java
                 `ProducerStateManager.writeSnapshot`).
         """
         entry = self._entries.get(batch.producer_id)
@@ -94,13 +94,13 @@ class Ledger:
         oldest = entry.window[0].base_sequence if self.by_order and entry.window else 0
         if 0 != batch.last_sequence < oldest:
             raise _refused(Code.DUPLICATE_SEQUENCE_NUMBER, batch, "older than all that is known")
-        # If the epoch is known only from a marker, it has no batch yet and starts at sequence 0.
+        # An epoch that is known only from a marker has no batch yet and starts at sequence 0.
         expected = (entry.window[-1].last_sequence + 1) % 2**31 if entry.window else 0
         if batch.base_sequence != expected:
             raise _refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, f"want {expected}")
 
     def knows(self, producer_id: int) -> bool:
-        """True if the producer wrote to the partition or its epoch is known from a marker."""
+        """Return True if the partition has a batch or a marker of the producer."""
         return producer_id in self._entries
 
     def append(self, batch: Batch, base_offset: int, append_time_ms: int | None) -> None:
@@ -116,20 +116,20 @@ class Ledger:
         entry.window.append(known)
 
     def note_marker(self, producer_id: int, epoch: int) -> None:
-        """Update the epoch from a transaction marker; a higher epoch fences older ones."""
+        """Update the epoch from a transaction marker. A higher epoch fences lower epochs."""
         entry = self._entries.get(producer_id)
         if entry is None or epoch > entry.epoch:
             self._entries[producer_id] = _Entry(epoch, self._window)
 
     def forget(self, producer_id: int | None = None) -> None:
-        """Drop the state of one producer or of all, like retention."""
+        """Drop the state of one producer or of all producers, as retention does."""
         if producer_id is None:
             self._entries.clear()
         else:
             self._entries.pop(producer_id, None)
 
     def last_written_before(self, limit_ms: int) -> list[int]:
-        """The producer ids whose last batch has a timestamp of `limit_ms` or earlier."""
+        """Return the producer ids whose last batch has a timestamp of `limit_ms` or earlier."""
         return [
             producer_id
             for producer_id, entry in self._entries.items()
@@ -144,8 +144,7 @@ class Ledger:
 
 
 def remembered(batch: Batch, base_offset: int, append_time_ms: int | None) -> Remembered:
-    """The entry of a ledger for a batch; `append_time_ms` is None if the records keep their own
-    timestamps."""
+    """Return the ledger entry of a batch. `append_time_ms` is None for topics with CreateTime."""
     stamp = batch.max_timestamp_ms if append_time_ms is None else append_time_ms
     return Remembered(batch.epoch, batch.base_sequence, batch.last_sequence, base_offset, stamp)
 

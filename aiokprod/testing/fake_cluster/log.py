@@ -27,8 +27,9 @@ class StoredBatch:
     """A batch in a log.
 
     Attributes:
-        marker: type of a control batch: True = commit, False = abort; None for data.
-        stored_at: loop time of the append, s; for the checks of tests.
+        marker: kind of a transaction marker (True: commit, False: abort), or None if the batch
+            contains data.
+        stored_at: loop time of the append, s. Used only by tests.
     """
 
     base_offset: int
@@ -39,11 +40,11 @@ class StoredBatch:
 
     @property
     def next_offset(self) -> int:
-        """Offset after its last record."""
+        """The offset after the last record."""
         return self.base_offset + (1 if self.marker is not None else len(self.batch.records))
 
     def records(self) -> list[StoredRecord]:
-        """The records of the batch with their offsets and final timestamps."""
+        """Return the records of the batch with their offsets and final timestamps."""
         batch = self.batch
         return [
             StoredRecord(
@@ -68,9 +69,9 @@ class PartitionLog:
     Attributes:
         batches: stored batches, oldest first.
         start_offset: log start offset.
-        high_watermark: offsets below it are on all in-sync replicas.
+        high_watermark: the offset below which all in-sync replicas have the records.
         ledger: state of idempotent producers.
-        removed: batches that retention deleted, oldest first; kept for checks only.
+        removed: batches that retention deleted, oldest first. Used only by checks.
         truncated: batches that were lost with their leader before they were replicated.
     """
 
@@ -88,21 +89,21 @@ class PartitionLog:
         return self.batches[-1].next_offset if self.batches else self.start_offset
 
     def append(self, batch: Batch, append_time_ms: int | None, now: float = 0.0) -> int:
-        """Append a valid batch; returns its base offset."""
+        """Append a valid batch and return its base offset."""
         base_offset = self.end_offset
         self.batches.append(StoredBatch(base_offset, batch, append_time_ms, stored_at=now))
         self.ledger.append(batch, base_offset, append_time_ms)
         return base_offset
 
     def append_marker(self, producer_id: int, epoch: int, *, commit: bool) -> None:
-        """Append a transaction marker of a producer; all replicas have it at once."""
+        """Append a transaction marker of a producer. All replicas have the marker immediately."""
         batch = Batch("none", producer_id, epoch, -1, True, -1, 78, ())
         self.batches.append(StoredBatch(self.end_offset, batch, None, commit))
         self.ledger.note_marker(producer_id, epoch)
         self.high_watermark = self.end_offset
 
     def has_open_transaction(self, producer_id: int) -> bool:
-        """True if the producer has written transactional batches since its last marker.
+        """Return True if the producer has written transactional batches since its last marker.
 
         Source: Java `ProducerStateEntry.currentTxnFirstOffset`, which `ProducerAppendInfo` checks.
         """
@@ -123,7 +124,7 @@ class PartitionLog:
         return min([self.high_watermark, *first.values()])
 
     def committed(self) -> list[StoredRecord]:
-        """The records that a read_committed consumer sees, by offset."""
+        """Return the records that a read_committed consumer receives, ordered by offset."""
         stable = self.last_stable_offset
         verdicts: dict[int, bool] = {}
         visible: list[StoredBatch] = []
@@ -138,7 +139,7 @@ class PartitionLog:
         return [record for stored in reversed(visible) for record in stored.records()]
 
     def truncate(self, offset: int) -> int:
-        """Drop the batches from `offset` on; returns the number of records dropped."""
+        """Drop the batches from `offset` on. Return the number of dropped records."""
         end = self.end_offset
         self.truncated += [stored for stored in self.batches if stored.next_offset > offset]
         self.batches = [stored for stored in self.batches if stored.next_offset <= offset]
@@ -147,8 +148,8 @@ class PartitionLog:
         return end - self.end_offset
 
     def delete_before(self, offset: int, *, forget_producers: bool = True) -> None:
-        """Delete whole batches below `offset`, and the producer state that only they prove, like
-        retention."""
+        """Delete whole batches below `offset`, as retention does. With `forget_producers`, drop
+        the state of producers that have no other batches."""
         end = self.end_offset
         self.removed += [stored for stored in self.batches if stored.next_offset <= offset]
         self.batches = [stored for stored in self.batches if stored.next_offset > offset]
@@ -157,11 +158,11 @@ class PartitionLog:
             self._rebuild_ledger()
 
     def expire_producers(self, limit_ms: int) -> list[int]:
-        """Drop the state of the producers whose last batch has a timestamp of `limit_ms` or
-        earlier, unless a transaction of them is open; returns their ids.
+        """Drop the state of producers without an open transaction whose last batch has a timestamp
+        of `limit_ms` or earlier. Return their ids.
 
         Source: Java `ProducerStateManager.isProducerExpired`. It compares the largest timestamp in
-        the batch, which clients may set, not the time of the append.
+        the batch, which clients may set, instead of the time of the append.
         """
         expired = [
             producer_id
@@ -173,7 +174,7 @@ class PartitionLog:
         return expired
 
     def records(self) -> list[StoredRecord]:
-        """All records in the log, by offset."""
+        """Return all records in the log, ordered by offset."""
         return [record for stored in self.batches for record in stored.records()]
 
     def _rebuild_ledger(self) -> None:

@@ -19,13 +19,13 @@ class Profile:
     """A Kafka version that the fake cluster emulates.
 
     Attributes:
-        ranges: lowest and highest version of each API served.
-        strict_ledger: an unknown producer must start at sequence 0 (before 2.4).
-        names_api_versions: an ApiVersions response with UNSUPPORTED_VERSION lists the supported
-            versions (KIP-511, since 2.4).
+        ranges: lowest and highest version of each API.
+        strict_ledger: True if an unknown producer must start at sequence 0 (before 2.4).
+        names_api_versions: True if an ApiVersions response with UNSUPPORTED_VERSION lists the
+            supported versions (KIP-511, since 2.4).
         transaction_version: finalized level of transaction.version (KIP-890).
-        batches_remembered: number of batches per producer and partition among which duplicates are
-            detected (only one in Kafka 0.11, KAFKA-5494).
+        batches_remembered: number of batches per producer and partition that are checked for
+            duplicates (only one in Kafka 0.11, KAFKA-5494).
     """
 
     ranges: Ranges
@@ -195,7 +195,7 @@ NEWEST = "4.3"
 
 
 def profile_named(name: str) -> Profile:
-    """The profile of a Kafka version. Raises ValueError if there is none."""
+    """Return the profile of a Kafka version. Raises ValueError if there is none."""
     try:
         return PROFILES[name]
     except KeyError:
@@ -203,7 +203,7 @@ def profile_named(name: str) -> Profile:
 
 
 def decodable(ranges: Ranges) -> Ranges:
-    """The versions in `ranges` that the wire layer can decode; brokers offer more."""
+    """Return those versions in `ranges` that the wire layer can decode. Brokers offer more."""
     found: Ranges = {}
     for api_key, (low, high) in ranges.items():
         message = REQUESTS.get(api_key)

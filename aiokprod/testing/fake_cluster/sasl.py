@@ -23,9 +23,10 @@ class SaslListener:
 
     Attributes:
         users: password by user name.
-        lifetime_s: seconds until a session expires (connections.max.reauth.ms), 0 = never.
-        sessions: number of authentications that succeeded.
-        expired: times of requests after the end of their session. The broker closes the connection.
+        lifetime_s: seconds until a session expires (connections.max.reauth.ms). 0 means never.
+        sessions: number of successful authentications.
+        expired: loop times of requests after the end of their session. The broker then closes the
+            connection.
     """
 
     users: dict[str, str] = field(repr=False)
@@ -34,14 +35,14 @@ class SaslListener:
     expired: list[float] = field(default_factory=list)
 
     def offer(self, broker: FakeBroker) -> None:
-        """Let a broker offer the versions of SASL that its release has."""
+        """Make a broker offer the SASL APIs in the versions of its release."""
         produce = broker.profile.ranges[PRODUCE][1]
         highest = 2 if produce >= 9 else 1 if produce >= 8 else 0  # Kafka 2.8, 2.4
         ranges = broker.profile.ranges | {SASL_HANDSHAKE: (0, 1), SASL_AUTHENTICATE: (0, highest)}
         broker.profile = replace(broker.profile, ranges=ranges)
 
     def authenticate(self, request: Request) -> bool:
-        """Check a message of PLAIN (RFC 4616); begins a session if it is right."""
+        """Check a PLAIN message (RFC 4616). Begin a session if the password is right."""
         _, user, password = bytes(request.body.auth_bytes).decode().split("\0")
         if self.users.get(user) != password:
             return False
@@ -51,7 +52,8 @@ class SaslListener:
         return True
 
     def admits(self, request: Request) -> bool:
-        """True if the broker serves a request. A new exchange may begin after the end of a session.
+        """Return True if the broker serves a request. After the end of a session, it serves only
+        requests that begin a new SASL exchange.
 
         Source: Java `SocketServer.processCompletedReceives`.
         """

@@ -1,4 +1,4 @@
-"""A fake cluster on real sockets of the loopback interface, for tests with a real event loop."""
+"""Serves a fake cluster on TCP sockets of the loopback interface, for a real event loop."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ async def serve_tcp(
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
-    """Let every broker listen on a port; yields the bootstrap addresses.
+    """Make every broker listen on a port, and yield the bootstrap addresses.
 
     Args:
-        port: the port of the first broker; the others have the next ones. 0: free ports.
+        port: the port of the first broker. The other brokers have the next ports. 0 means free
+            ports.
         tls: SSL context of the server, for TLS listeners.
 
-    Killing, stopping and starting brokers works as without TCP, except that the port of a dead
+    Brokers can be killed, stopped and started as without TCP. One difference: the port of a dead
     broker accepts and closes connections instead of refusing them.
     """
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The receiver of client telemetry (KIP-714): returns a subscription and keeps the pushed
+"""The receiver of client telemetry (KIP-714). It returns a subscription and stores the pushed
 metrics."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One PushTelemetry request that was accepted.
+    """An accepted PushTelemetry request.
 
     Attributes:
         client_instance_id: id of the client.
-        time: loop time of its arrival, s.
+        time: loop time of the arrival, s.
         codec_id: id of the compression codec.
         data: the pushed metrics, possibly compressed.
-        terminating: the client has marked it as its last push.
+        terminating: True if the client marked the push as its last.
     """
 
     client_instance_id: bytes
@@ -28,11 +28,11 @@ class Push:
 
 @dataclass(slots=True)
 class ClientTelemetry:
-    """The subscription that the brokers return. It can be changed at any time; every change needs a
+    """The subscription that the brokers return. It can be changed at any time. Every change needs a
     new `subscription_id`.
 
     Attributes:
-        requested: prefixes of names; if there are none, no metrics are pushed.
+        requested: prefixes of metric names. Without prefixes, no metrics are pushed.
         interval_ms, max_bytes, delta, codecs: see `GetTelemetrySubscriptionsResponse`.
         pushes: accepted requests, in order.
     """
@@ -47,7 +47,7 @@ class ClientTelemetry:
     _clients: int = 0
 
     def instance_id(self, known: bytes) -> bytes:
-        """The id of a client: its current id, or a new one."""
+        """Return the id of a client: its current id `known`, or a new id if that is zero."""
         if any(known):
             return known
         self._clients += 1

@@ -14,11 +14,12 @@ class TopicConfig:
     """Topic settings that affect a producer.
 
     Attributes:
-        max_message_bytes: largest record batch.
-        min_insync_replicas: required in-sync replicas for acks=all.
-        log_append_time: records get the time of the append as timestamp.
-        compacted: records need keys.
-        max_timestamp_skew_ms: largest difference of timestamps from the broker's clock; None = any.
+        max_message_bytes: maximum size of a record batch.
+        min_insync_replicas: number of in-sync replicas required for acks=all.
+        log_append_time: True if records get the time of the append as timestamp.
+        compacted: True if records need keys.
+        max_timestamp_skew_ms: maximum difference of a timestamp from the broker's clock, or None
+            for no limit.
     """
 
     max_message_bytes: int = 1_048_588
@@ -49,7 +50,7 @@ class Partition:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic with one topic id; a recreated topic is another object."""
+    """A topic with one topic id. A recreated topic is another object."""
 
     name: str
     topic_id: bytes
@@ -61,8 +62,8 @@ class Topic:
 def spread(
     brokers: Sequence[int], count: int, factor: int, first: int = 0
 ) -> list[tuple[int, ...]]:
-    """Replicas of `count` partitions, beginning with number `first`; leaders are assigned round
-    robin."""
+    """Return the replicas of `count` partitions, starting with partition `first`. Leaders are
+    assigned round robin."""
     factor = min(factor, len(brokers))
     return [
         tuple(brokers[(index + step) % len(brokers)] for step in range(factor))
@@ -71,12 +72,12 @@ def spread(
 
 
 def new_topic_id(seed: int) -> bytes:
-    """A topic id that is the same in runs with the same seed."""
+    """Return a topic id, which is the same in every run for the same seed."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"topic-{seed}").bytes
 
 
 def shrink_isr(partition: Partition, alive: Iterable[int]) -> None:
-    """Remove dead replicas from the in-sync set; the last one stays, as in Kafka."""
+    """Remove dead replicas from the in-sync set. The last replica stays, as in Kafka."""
     living = set(alive)
     remaining = tuple(broker for broker in partition.isr if broker in living)
     if remaining:
@@ -84,6 +85,6 @@ def shrink_isr(partition: Partition, alive: Iterable[int]) -> None:
 
 
 def grow_isr(partition: Partition, alive: Iterable[int]) -> None:
-    """Add live replicas to the in-sync set: they have caught up."""
+    """Add live replicas, which have caught up, to the in-sync set."""
     living = set(alive)
     partition.isr = tuple(b for b in partition.replicas if b in living or b in partition.isr)

@@ -1,7 +1,7 @@
 """The transaction coordinators of a fake cluster: state machines of both protocols.
 
-The state belongs to the cluster, so it survives the death of a coordinator. FindCoordinator decides
-which broker coordinates a transactional id; all others respond with NOT_COORDINATOR.
+The state belongs to the cluster, so it survives the death of a coordinator. FindCoordinator returns
+the coordinator of a transactional id. All other brokers respond with NOT_COORDINATOR.
 
 Source: Java `TransactionCoordinator`, `TransactionMetadata`, `TransactionStateManager`;
 KIP-98, KIP-360, KIP-447, KIP-890.
@@ -33,7 +33,7 @@ class CommittedOffset(int):
 
     Attributes:
         metadata: the metadata string of the commit.
-        committed_at: loop time of the TxnOffsetCommit request, s; the retention starts then.
+        committed_at: loop time of the TxnOffsetCommit request, s. The retention starts then.
     """
 
     metadata: str | None
@@ -67,10 +67,10 @@ class Transactional:
     """The coordinator's state of a transactional id.
 
     Attributes:
-        last_epoch: the previous epoch, whose owner may repeat its request; -1 after fencing.
-        number: number of the transaction, by which a timer recognises its transaction.
+        last_epoch: the previous epoch, whose producer may repeat its request, or -1 after fencing.
+        number: number of the transaction, for the timer to recognise its transaction.
         history: result of every ended transaction, oldest first.
-        known: every (epoch, partition) that was ever part of a transaction.
+        known: every (epoch, partition) that has ever been part of a transaction.
     """
 
     name: str
@@ -92,7 +92,7 @@ class TransactionModel:
     Attributes:
         version: finalized level of transaction.version.
         marker_s: seconds from PrepareX to CompleteX.
-        committed_offsets: offsets by group, from committed transactions.
+        committed_offsets: offsets of committed transactions, by group.
     """
 
     def __init__(self, cluster: FakeCluster, version: int, marker_s: float) -> None:
@@ -107,7 +107,7 @@ class TransactionModel:
     def init(
         self, name: str, timeout_ms: int, producer_id: int, epoch: int
     ) -> tuple[Code, int, int]:
-        """Handle InitProducerId; returns (code, producer id, epoch)."""
+        """Handle InitProducerId. Return (code, producer id, epoch)."""
         if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
             return Code.INVALID_TRANSACTION_TIMEOUT, -1, -1
         entry = self.ids.get(name)
@@ -132,14 +132,15 @@ class TransactionModel:
         return Code.NONE, entry.producer_id, entry.epoch
 
     def check(self, name: str | None, producer_id: int, epoch: int) -> Code:
-        """NONE if this is the current producer of the transactional id, else the error code."""
+        """Return NONE if this is the current producer of the transactional id, otherwise the error
+        code."""
         entry = self.ids.get(name or "")
         if entry is None or entry.producer_id != producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING
         return Code.NONE if entry.epoch == epoch else Code.PRODUCER_FENCED
 
     def add(self, name: str, partitions: set[Where], group: str | None = None) -> Code:
-        """Add partitions, and a group, to the transaction; opens it if none is open."""
+        """Add partitions, and a group, to the transaction. Open a transaction if none is open."""
         entry = self.ids[name]
         if entry.phase in _PREPARING:
             return Code.CONCURRENT_TRANSACTIONS
@@ -155,17 +156,17 @@ class TransactionModel:
         return Code.NONE
 
     def has(self, name: str | None, where: Where) -> bool:
-        """True if the partition is part of the open transaction."""
+        """Return True if the partition is part of the open transaction."""
         entry = self.ids.get(name or "")
         return entry is not None and entry.phase is Phase.ONGOING and where in entry.partitions
 
     def was_added(self, name: str | None, where: Where) -> bool:
-        """True if the partition was part of a transaction of the current epoch."""
+        """Return True if the partition was part of a transaction of the current epoch."""
         entry = self.ids.get(name or "")
         return entry is not None and (entry.epoch, where) in entry.known
 
     def end(self, name: str, epoch: int, *, commit: bool, tv2: bool) -> tuple[Code, int, int]:
-        """Handle EndTxn; returns (code, producer id, epoch of the next transaction)."""
+        """Handle EndTxn. Return (code, producer id, epoch of the next transaction)."""
         entry = self.ids[name]
         complete = Phase.COMPLETE_COMMIT if commit else Phase.COMPLETE_ABORT
         repeated = tv2 and epoch == entry.last_epoch and entry.phase is not Phase.ONGOING
@@ -181,7 +182,8 @@ class TransactionModel:
         elif entry.phase in _PREPARING:
             code = Code.CONCURRENT_TRANSACTIONS
         elif tv2 and not repeated and not commit:
-            # All Produce requests failed, so no transaction was opened; the client cannot know.
+            # All Produce requests failed, so no transaction was opened. The client cannot detect
+            # this, so the abort succeeds.
             self._bump(entry, known=True)
             entry.phase = Phase.COMPLETE_ABORT
         elif entry.phase is not complete or (tv2 and not repeated):
@@ -191,7 +193,7 @@ class TransactionModel:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def pending_offsets(self, group: str) -> set[Where]:
-        """Partitions for which a transaction that is not complete has offsets of the group."""
+        """Return the partitions for which an incomplete transaction has offsets of the group."""
         return {where for entry in self.ids.values() for where in entry.offsets.get(group, ())}
 
     def delete_offsets_of(self, topic: str) -> None:
@@ -207,9 +209,9 @@ class TransactionModel:
                 del offsets[where]
 
     def expire_offsets(self, retention_s: float) -> int:
-        """Delete offsets of groups without members that are older than `retention_s` seconds, like
-        brokers after offsets.retention.minutes, except those that an open transaction replaces.
-        Returns their number.
+        """Delete offsets that are older than `retention_s` seconds, except those that an open
+        transaction replaces. Brokers do this with groups that have no members, after
+        offsets.retention.minutes. Return the number of deleted offsets.
 
         Source: Java `OffsetMetadataManager.cleanupExpiredOffsets`.
         """

@@ -36,5 +36,5 @@ _MODULES = {
 
 @functools.cache
 def api(api_key: int) -> Any:
-    """The handler module of an API. Raises KeyError for APIs that are not implemented."""
+    """Return the handler module of an API. Raises KeyError for APIs that are not implemented."""
     return importlib.import_module(f"{__name__}.{_MODULES[api_key]}")

@@ -22,5 +22,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> AddOffsetsToTxnResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return AddOffsetsToTxnResponse(error_code=code)

@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn (24), versions for clients (0 to 3): adds all partitions or none."""
+"""AddPartitionsToTxn (24), client versions (0 to 3): adds all partitions or none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> AddPartitionsToTxnResponse:
-    """A response with this error code for every partition."""
+    """Return a response with this error code for every partition."""
     return _answer(request.body, lambda at: code)
 
 

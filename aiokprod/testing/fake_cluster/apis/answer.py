@@ -13,10 +13,10 @@ class Answer:
     """A response, immediate or delayed.
 
     Attributes:
-        message: the response; None = no response is sent (acks=0).
+        message: the response, or None to send no response (acks=0).
         delay_s: delay of the response, s.
-        finish: function that returns the response after the delay; replaces `message`.
-        close: close the connection instead (an error with acks=0).
+        finish: function that returns the response after the delay, instead of `message`.
+        close: close the connection instead of responding (an error with acks=0).
     """
 
     message: Message | None

@@ -1,5 +1,5 @@
-"""ApiVersions (18): the response to an unsupported version is in version 0 and has a list
-(KIP-511)."""
+"""ApiVersions (18). The response to an unsupported version has version 0 and lists the supported
+versions (KIP-511)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ApiVersionsResponse:
-    """A response with this error code; like that of real brokers, it still has the list of
-    versions."""
+    """Return a response with this error code. Like real brokers, it still lists the versions."""
     return ApiVersionsResponse(error_code=code, api_keys=_ranges(broker))
 
 
 def unsupported(broker: FakeBroker) -> ApiVersionsResponse:
-    """The response, in version 0, to a request version that the broker does not support."""
+    """Return the version 0 response to a request version that the broker does not support."""
     keys = [key for key in _ranges(broker) if key.api_key == API_VERSIONS]
     return ApiVersionsResponse(
         error_code=Code.UNSUPPORTED_VERSION,

@@ -19,13 +19,13 @@ TOPIC, BROKER = 2, 4
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Describe each resource; settings that the model does not have are left out."""
+    """Describe each resource. Settings that the model lacks are left out."""
     results = [_described(broker, resource) for resource in request.body.resources]
     return Answer(DescribeConfigsResponse(results=results))
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> DescribeConfigsResponse:
-    """A response with this error code for every resource."""
+    """Return a response with this error code for every resource."""
     results = [_result(resource, code, {}) for resource in request.body.resources]
     return DescribeConfigsResponse(results=results)
 

@@ -43,7 +43,7 @@ def _state(broker: FakeBroker, name: str) -> TransactionState:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> DescribeTransactionsResponse:
-    """A response with this error code for every transactional id."""
+    """Return a response with this error code for every transactional id."""
     states = [_none(name, code) for name in request.body.transactional_ids]
     return DescribeTransactionsResponse(transaction_states=states)
 

@@ -1,4 +1,4 @@
-"""EndTxn (26): version 5 bumps the epoch and returns it (KIP-890)."""
+"""EndTxn (26). Version 5 bumps the epoch and returns it (KIP-890)."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> EndTxnResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return EndTxnResponse(error_code=code)

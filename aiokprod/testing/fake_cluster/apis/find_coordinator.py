@@ -1,4 +1,4 @@
-"""FindCoordinator (10): assigns a coordinator to each key; deterministic in equal runs."""
+"""FindCoordinator (10): assigns a coordinator to each key. The choice is deterministic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorResponse:
-    """A response with this error code for every key."""
+    """Return a response with this error code for every key."""
     if request.version >= BATCHED_FROM:
         keys = request.body.coordinator_keys
         return FindCoordinatorResponse(coordinators=[_none(key, code) for key in keys])
@@ -35,14 +35,14 @@ def error(broker: FakeBroker, request: Request, code: int) -> FindCoordinatorRes
 
 
 def coordinator_of(broker: FakeBroker, key: str) -> FakeBroker | None:
-    """The current coordinator of a group or transactional id, or None if no broker can be one."""
+    """Return the current coordinator of a group or transactional id, or None if there is none."""
     chosen = broker.cluster.coordinator_ids
     brokers = [one for one in broker.cluster.living() if chosen is None or one.broker_id in chosen]
     return brokers[zlib.crc32(key.encode()) % len(brokers)] if brokers else None
 
 
 def refusal(broker: FakeBroker, key: str) -> Code:
-    """NOT_COORDINATOR unless this broker coordinates the key; NONE if it does."""
+    """Return NONE if this broker is the coordinator of the key, otherwise NOT_COORDINATOR."""
     return Code.NONE if coordinator_of(broker, key) is broker else Code.NOT_COORDINATOR
 
 

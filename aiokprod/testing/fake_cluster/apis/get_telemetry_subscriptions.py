@@ -26,5 +26,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> GetTelemetrySubscriptionsResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return GetTelemetrySubscriptionsResponse(error_code=code)

@@ -1,5 +1,5 @@
-"""InitProducerId (22): without a transactional id always a new producer id with epoch 0; with one,
-the id and epoch from the transaction coordinator."""
+"""InitProducerId (22). Without a transactional id, it always returns a new producer id. With a
+transactional id, the transaction coordinator determines the producer id and epoch."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> InitProducerIdResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

@@ -10,7 +10,7 @@ from aiokprod.testing.fake_cluster.framing import Request
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """List the transactions whose state the filter names; all of them without a filter."""
+    """List the transactions in the states of the filter, or all transactions without a filter."""
     states = request.body.state_filters
     listed = [
         TransactionState(
@@ -27,7 +27,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ListTransactionsResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return ListTransactionsResponse(
         error_code=code, unknown_state_filters=[], transaction_states=[]
     )

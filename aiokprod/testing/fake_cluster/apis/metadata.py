@@ -1,4 +1,4 @@
-"""Metadata (3): brokers, topics, automatic topic creation; topic ids since version 10."""
+"""Metadata (3): brokers, topics, automatic topic creation, and topic ids since version 10."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Describe the cluster and the requested topics (null = all)."""
+    """Describe the cluster and the requested topics, or all topics if the list is null."""
     cluster = broker.cluster
     wanted = request.body.topics
     if wanted is None or (request.version == 0 and not wanted):
@@ -38,7 +38,8 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> MetadataResponse:
-    """A response with this error code: at top level (13+), else for each requested topic."""
+    """Return a response with this error code, at top level (since version 13) or for each requested
+    topic."""
     wanted = request.body.topics or ()
     topics = [
         MetadataResponseTopic(error_code=code, name=item.name or "", topic_id=item.topic_id)

@@ -1,4 +1,5 @@
-"""OffsetFetch (9), served by the group coordinator, for one group; version 8 may name several."""
+"""OffsetFetch (9), served by the group coordinator. Since version 8, a request may name several
+groups."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from aiokprod.testing.fake_cluster.framing import Request
 GROUPS_FROM = 8
 """First version with several groups (KIP-709)."""
 GROUP_CODE_FROM = 2
-"""First version with an error code of the group (KIP-88)."""
+"""First version with an error code for the group (KIP-88)."""
 
 Entry = tuple[str, int, int, str | None, int]
 """(topic, partition, committed offset or -1, metadata, error code)."""
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Return the committed offsets, or those of the partitions that the request names."""
+    """Return all committed offsets, or those of the partitions that the request names."""
     body = request.body
     groups: list[tuple[str, Any]] = [(body.group_id, body.topics)]
     if request.version >= GROUPS_FROM:
@@ -62,7 +63,7 @@ def _entries(broker: FakeBroker, group: str, topics: Any, *, stable: bool) -> li
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> OffsetFetchResponse:
-    """A response with this error code for every group."""
+    """Return a response with this error code for every group."""
     names = [request.body.group_id]
     if request.version >= GROUPS_FROM:
         names = [one.group_id for one in request.body.groups]
@@ -70,7 +71,8 @@ def error(broker: FakeBroker, request: Request, code: int) -> OffsetFetchRespons
 
 
 def response(groups: list[tuple[str, list[Entry], int]], version: int) -> OffsetFetchResponse:
-    """A response with these groups: (name, offsets, error code). Below version 8, the first one."""
+    """Return a response with these groups: (name, offsets, error code). Before version 8, it
+    contains only the first group."""
     if version >= GROUPS_FROM:
         return OffsetFetchResponse(
             groups=[

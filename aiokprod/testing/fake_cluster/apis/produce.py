@@ -38,7 +38,7 @@ _LEADER_ERRORS = (Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH)
 
 @dataclass(slots=True)
 class _Result:
-    """Result for one partition; `waits_until` is the offset up to which to replicate."""
+    """Result for one partition. `waits_until` is the offset up to which replicas must catch up."""
 
     index: int
     code: int = 0
@@ -74,7 +74,7 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> ProduceResponse:
-    """A response with this error code for every partition."""
+    """Return a response with this error code for every partition."""
     results = [
         (topic.name, topic.topic_id, [_Result(item.index, code) for item in topic.partition_data])
         for topic in request.body.topic_data
@@ -93,7 +93,7 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
             and fault.code in _SEQUENCE_ERRORS
             and _is_stored(broker, partition, item)
         ):
-            # A broker checks for duplicates before it checks sequences.
+            # Skip the fault, because a broker checks for duplicates before it checks sequences.
             fault = None
         if fault is not None and not fault.append:
             _apply_fault(result, fault, partition)
@@ -110,11 +110,11 @@ def _one_partition(broker: FakeBroker, request: Request, topic: Any, item: Any) 
 
 
 def _known_to(version: int, code: Code) -> Code:
-    """The error code in a response of this version, whose clients may not know `code`.
+    """Return the error code for a response of this version, whose clients may not know `code`.
 
-    Source: Java `ProduceRequest` and `KafkaApis`: version 4 added KAFKA_STORAGE_ERROR (before:
-    NOT_LEADER_OR_FOLLOWER), version 5 (Kafka 1.0) added UNKNOWN_PRODUCER_ID (before:
-    OUT_OF_ORDER_SEQUENCE_NUMBER).
+    Version 4 added KAFKA_STORAGE_ERROR (earlier: NOT_LEADER_OR_FOLLOWER). Version 5 (Kafka 1.0)
+    added UNKNOWN_PRODUCER_ID (earlier: OUT_OF_ORDER_SEQUENCE_NUMBER). Source: Java `ProduceRequest`
+    and `KafkaApis`.
     """
     if code is Code.KAFKA_STORAGE_ERROR and version < STORAGE_ERROR_FROM:
         return Code.NOT_LEADER_OR_FOLLOWER
@@ -213,7 +213,7 @@ def _append(
 def _check_transaction(
     broker: FakeBroker, request: Request, partition: Partition, batch: Batch
 ) -> None:
-    """Check that the partition is in the open transaction; version 12 adds it (KIP-890)."""
+    """Check that the partition is in the open transaction. Version 12 adds it (KIP-890)."""
     model = broker.cluster.transactions
     name = request.body.transactional_id
     where = partition.topic, partition.index
@@ -223,7 +223,7 @@ def _check_transaction(
     elif not code and request.version >= IMPLICIT_FROM:
         code = model.add(name, {where})
     elif not code and not model.has(name, where):
-        # A delayed request may arrive after its transaction ended; the client did nothing wrong.
+        # A delayed request may arrive after the end of its transaction. That is no violation.
         if not model.was_added(name, where):
             broker.cluster.note_violation(f"{where}: was not added to the transaction of {name}")
         code = Code.INVALID_TXN_STATE
@@ -248,8 +248,8 @@ def _check_records(broker: FakeBroker, partition: Partition, batch: Batch) -> No
 
 
 def _replicated(broker: FakeBroker, request: Request, results: _TopicResults) -> ProduceResponse:
-    """The response once the replicas have the batches, the timeout has passed, or leadership has
-    moved."""
+    """Return the response after the replicas have the batches, or the timeout has passed, or
+    leadership has moved."""
     for _, _, parts in results:
         for result in parts:
             if result.waits_until is None or result.partition is None or result.code:

@@ -1,4 +1,4 @@
-"""PushTelemetry (72): checks and keeps the metrics of a client, like Java's
+"""PushTelemetry (72): checks and stores the metrics of a client, like Java's
 `ClientMetricsManager`."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aiokprod.testing.fake_cluster.telemetry import Push
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Keep the metrics."""
+    """Check the request and store the metrics."""
     telemetry, body = broker.cluster.telemetry, request.body
     assert telemetry is not None, "the API is offered only with a subscription"
     if not any(body.client_instance_id):
@@ -33,5 +33,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> PushTelemetryResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return PushTelemetryResponse(error_code=code)

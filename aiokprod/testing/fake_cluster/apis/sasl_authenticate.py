@@ -20,5 +20,5 @@ def handle(broker: FakeBroker, request: Request) -> Answer:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> SaslAuthenticateResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return SaslAuthenticateResponse(error_code=code)

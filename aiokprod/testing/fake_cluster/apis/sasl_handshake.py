@@ -12,12 +12,12 @@ _MECHANISMS = ["PLAIN"]
 
 
 def handle(broker: FakeBroker, request: Request) -> Answer:
-    """Accept PLAIN."""
+    """Accept PLAIN, and reject other mechanisms."""
     if request.body.mechanism not in _MECHANISMS:
         return Answer(error(broker, request, Code.UNSUPPORTED_SASL_MECHANISM))
     return Answer(SaslHandshakeResponse(mechanisms=_MECHANISMS))
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> SaslHandshakeResponse:
-    """A response with this error code."""
+    """Return a response with this error code."""
     return SaslHandshakeResponse(error_code=code, mechanisms=_MECHANISMS)

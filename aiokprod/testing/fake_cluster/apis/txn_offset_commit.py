@@ -1,4 +1,5 @@
-"""TxnOffsetCommit (28), served by the group coordinator; version 5 adds the group implicitly."""
+"""TxnOffsetCommit (28), served by the group coordinator. Since version 5, it adds the group to the
+transaction implicitly."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def _commit(broker: FakeBroker, request: Request) -> Code:
 
 
 def error(broker: FakeBroker, request: Request, code: int) -> TxnOffsetCommitResponse:
-    """A response with this error code for every partition."""
+    """Return a response with this error code for every partition."""
     return TxnOffsetCommitResponse(
         topics=[
             TxnOffsetCommitResponseTopic(
