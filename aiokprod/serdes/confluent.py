@@ -13,6 +13,7 @@ from aiokprod.errors import ConfigError
 from aiokprod.records import Header
 from aiokprod.serdes._extras import extra
 from aiokprod.serdes._shared_calls import RepeatableProblem
+from aiokprod.serdes.registry import TRANSIENT_STATUSES
 from aiokprod.serializers import Field, Serialized
 
 __all__ = ["ConfluentSerializer"]
@@ -137,4 +138,6 @@ def _translated(error: Exception) -> Exception:
     if type(status) is not int:
         return error
     text = "confluent-kafka's client reports an error of the registry"
-    return RepeatableProblem(f"{text} (status {status}, code {code})")
+    problem = RepeatableProblem(f"{text} (status {status}, code {code})")
+    problem.retriable = status in TRANSIENT_STATUSES
+    return problem

@@ -53,7 +53,8 @@ _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _BACKOFF: Final = ExponentialBackoff(0.1, 1.0)
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
-_TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+TRANSIENT_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""HTTP statuses of failures after which the same request may succeed."""
 
 _BY_CODE: Final = {
     40401: "the registry does not have the subject; register the schema, or set register=True",
@@ -394,7 +395,7 @@ class Registry:
             if response.status == http.client.OK:
                 return _document(response.body, subject)
             failure = _refused(response, subject)
-            if response.status not in _TRANSIENT:
+            if response.status not in TRANSIENT_STATUSES:
                 break
         assert failure is not None
         raise failure
@@ -551,7 +552,7 @@ def _refused(response: RegistryResponse, subject: str) -> RegistryError:
         if 300 <= status < 400:
             text = "the registry redirects the request, which is not followed: correct the URL"
     return RegistryError(
-        text, subject=subject, status=status, code=code, retriable=status in _TRANSIENT
+        text, subject=subject, status=status, code=code, retriable=status in TRANSIENT_STATUSES
     )
 
 

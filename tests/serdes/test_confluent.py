@@ -119,6 +119,15 @@ def test_error_of_the_registry_has_its_status_and_code_only() -> None:
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("status", "retriable"), [(404, False), (422, False), (503, True)])
+def test_transient_error_of_the_registry_is_retriable(status: int, retriable: bool) -> None:
+    inner = AsyncInner()
+    inner.failure = SchemaRegistryError(status, status * 100, "canary")
+    with pytest.raises(SerializationError) as caught:
+        send(ConfluentSerializer(inner), 1)
+    assert caught.value.retriable is retriable
+
+
 class Mismatch(Exception):
     """Of confluent-kafka's serializer, not of its client."""
 
