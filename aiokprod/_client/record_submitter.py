@@ -89,6 +89,7 @@ class RecordSubmitter:
         on_delivery: OnDelivery | None = None,
         *,
         block: float | None = None,
+        any_transaction: bool = False,
     ) -> Delivery:
         """Wait at most `block` seconds, and at most max_block_ms, until the record is in a batch.
         The limits include the time of asynchronous serializers.
@@ -96,6 +97,7 @@ class RecordSubmitter:
         Args:
             serialized: the results of the user code that the fast path has called; None if it has
                 called none.
+            any_transaction: see `SlowPath.append`.
 
         Cancellation: the record is not sent.
         """
@@ -107,7 +109,9 @@ class RecordSubmitter:
             deadline = runtime.loop.time() + block
             reservation = Reservation(runtime.memory)
             reservation.on_delivery = on_delivery
-            return await self._slow_path.append(record, deadline, reservation, serialized)
+            return await self._slow_path.append(
+                record, deadline, reservation, serialized, any_transaction=any_transaction
+            )
         finally:
             close_coroutines(serialized)
 

@@ -45,7 +45,7 @@ class BulkSender:
     result. The call itself raises only if the producer ends, or if all records have a wrong type,
     which is a programming error. After a wait has timed out, later records do not wait for the same
     reason: not for a topic until it is in the metadata, and not for memory until a record was
-    appended.
+    appended. If another transaction begins during the call, the remaining records fail.
 
     Attributes:
         tracker: the records that are in batches.
@@ -67,7 +67,8 @@ class BulkSender:
     ) -> None:
         self._runtime = runtime
         self._slow_path = slow_path
-        self._check = check
+        self._check_running = check
+        self._transaction = runtime.state.gate.transaction
         self._max_block = max_block
         self._progress = progress  # until the call begins
         self.tracker = BulkTracker()
@@ -105,6 +106,10 @@ class BulkSender:
             except KafkaError as error:
                 self._fail_rest(range(self.position, end), error)
             return await self._finish()
+
+    def _check(self) -> None:
+        self._check_running()
+        self._runtime.state.gate.check_same(self._transaction)
 
     def _all_like_first(self, columns: Columns) -> bool:
         """True if all records have the same type as the first one, which was rejected. Never true
@@ -181,8 +186,8 @@ class BulkSender:
             await self._one(i, (topic, value, key, partition, timestamp, row_headers), result)
 
     def _fail_rest(self, positions: Iterable[int], error: KafkaError) -> None:
-        """The producer ended: the remaining records fail with `error`, which is raised if there are
-        no others."""
+        """The producer or the transaction ended: the remaining records fail with `error`, which is
+        raised if there are no others."""
         if not self.position:
             raise error
         not_sent = error.with_(outcome=Outcome.NOT_SENT)
@@ -246,7 +251,7 @@ class BulkSender:
         before the failure."""
         self.interrupted = error
         # From now on an open transaction can only be aborted.
-        self._runtime.state.gate.on_refused(error)
+        self._runtime.state.gate.on_refused(error, transaction=self._transaction)
 
     async def _record(
         self, number: int, record: Any, result: Delivery | SerializedRecord | None
@@ -409,7 +414,7 @@ class BulkSender:
     def tell_refused(self) -> None:
         """Report the first failed record to an open transaction, which can then only be aborted."""
         for error in self.refused.values():
-            self._runtime.state.gate.on_refused(error, raised=False)
+            self._runtime.state.gate.on_refused(error, raised=False, transaction=self._transaction)
             break
 
 

@@ -87,8 +87,16 @@ class SequencePolicy(Protocol):
 class AdmissionGate(Protocol):
     """Decides whether records are accepted, and how their failures affect the transaction."""
 
+    @property
+    def transaction(self) -> object | None:
+        """Identifies the open or last transaction; None without transactions."""
+
     def check_open(self) -> None:
         """Raises if no records are accepted now, not even into an open batch."""
+
+    def check_same(self, transaction: object | None) -> None:
+        """Raises if another transaction has begun since `transaction`, in which a record was sent:
+        the record must not become part of it. None stands for any transaction."""
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
         """Called when a batch is opened: add its partition to the transaction, if there is one.
@@ -97,9 +105,15 @@ class AdmissionGate(Protocol):
         `TransactionManager.maybeAddPartition`.
         """
 
-    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+    def on_refused(
+        self, error: KafkaError, *, raised: bool = True, transaction: object | None = None
+    ) -> None:
         """Decide whether a record that failed before it was in a batch ends the transaction.
-        `raised` is False if the error is not raised but returned in a result."""
+
+        Args:
+            raised: False if the error is not raised but returned in a result.
+            transaction: the one in which the record was sent; None for the open one.
+        """
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """Decide how the failure of a batch's records with `error` affects the transaction. The
@@ -156,11 +170,16 @@ class FatalErrorGate:
     """The gate of a producer without transactions: records are accepted until there is a fatal
     error."""
 
+    transaction: object | None = None
+
     def __init__(self, source: IdentitySource) -> None:
         self._source = source
 
     def check_open(self) -> None:
         """Always open: `maybe_add_partition` raises when the next batch is opened."""
+
+    def check_same(self, transaction: object | None) -> None:
+        """Does nothing: there are no transactions."""
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
         """Raises the fatal error, if there is one."""
@@ -168,7 +187,9 @@ class FatalErrorGate:
         if error is not None:
             raise error.copy()
 
-    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+    def on_refused(
+        self, error: KafkaError, *, raised: bool = True, transaction: object | None = None
+    ) -> None:
         """Does nothing: the error concerns that record only."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
