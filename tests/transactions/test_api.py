@@ -489,3 +489,20 @@ async def test_record_of_an_earlier_transaction_that_fails_does_not_end_the_next
         with pytest.raises(KafkaTimeout):
             await waiting
     assert committed(cluster) == [b"v"]
+
+
+@transactional(cluster={"auto_create": False})
+async def test_run_transaction_repeats_if_records_of_threads_delay_the_commit(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.start()
+    late: list[Any] = []
+
+    async def work(_: Any) -> None:
+        await producer.send("t", b"v", partition=0)
+        if not late:
+            late.append(producer.send_threadsafe("missing", b"v"))
+
+    await producer.run_transaction(work, timeout=2.0)
+    assert late[0].exception(0).outcome is Outcome.NOT_SENT
+    assert committed(cluster) == [b"v"]
