@@ -91,12 +91,14 @@ class RecordSubmitter:
         on_delivery: OnDelivery | None = None,
         *,
         block: float | None = None,
+        any_transaction: bool = False,
     ) -> Delivery:
         """Append a record to a batch. Wait at most `block` seconds, and at most max_block_ms,
         including the time of asynchronous serializers.
 
         Args:
             serialized: the results of the user code that the fast path has called, or None.
+            any_transaction: see `SlowPath.append`.
 
         Cancellation: the record is not sent.
         """
@@ -108,7 +110,9 @@ class RecordSubmitter:
             deadline = runtime.loop.time() + block
             reservation = Reservation(runtime.memory)
             reservation.on_delivery = on_delivery
-            return await self._slow_path.append(record, deadline, reservation, serialized)
+            return await self._slow_path.append(
+                record, deadline, reservation, serialized, any_transaction=any_transaction
+            )
         finally:
             close_coroutines(serialized)
 

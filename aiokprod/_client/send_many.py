@@ -45,7 +45,7 @@ class BulkSender:
     call itself raises only if the producer ends, or if all records have a wrong type, which is a
     programming error. After a wait has timed out, later records do not wait for the same reason.
     They wait for a topic again once it is in the metadata, and for memory once a record was
-    appended.
+    appended. If another transaction begins during the call, the remaining records fail.
 
     Attributes:
         tracker: the records that are in batches.
@@ -66,7 +66,8 @@ class BulkSender:
     ) -> None:
         self._runtime = runtime
         self._slow_path = slow_path
-        self._check = check
+        self._check_running = check
+        self._transaction = runtime.state.gate.transaction
         self._max_block = max_block
         self._progress = progress  # None once the call has begun
         self.tracker = BulkTracker()
@@ -104,6 +105,10 @@ class BulkSender:
             except KafkaError as error:
                 self._fail_rest(range(self.position, end), error)
             return await self._finish()
+
+    def _check(self) -> None:
+        self._check_running()
+        self._runtime.state.gate.check_same(self._transaction)
 
     def _all_like_first(self, columns: Columns) -> bool:
         """Return True if all records have the same type as the first record, which was rejected.
@@ -180,8 +185,8 @@ class BulkSender:
             await self._one(i, (topic, value, key, partition, timestamp, row_headers), result)
 
     def _fail_rest(self, positions: Iterable[int], error: KafkaError) -> None:
-        """Refuse the remaining records with `error`, because the producer ended. If no record was
-        processed yet, raise `error`."""
+        """Refuse the remaining records with `error`, because the producer or the transaction ended.
+        If no record was processed yet, raise `error`."""
         if not self.position:
             raise error
         not_sent = error.with_(outcome=Outcome.NOT_SENT)
@@ -245,7 +250,7 @@ class BulkSender:
         failure."""
         self.interrupted = error
         # Report the error to an open transaction, which can then only be aborted.
-        self._runtime.state.gate.on_refused(error)
+        self._runtime.state.gate.on_refused(error, transaction=self._transaction)
 
     async def _record(
         self, number: int, record: Any, result: Delivery | SerializedRecord | None
@@ -413,7 +418,7 @@ class BulkSender:
     def tell_refused(self) -> None:
         """Report the first refused record to an open transaction, which must then be aborted."""
         for error in self.refused.values():
-            self._runtime.state.gate.on_refused(error, raised=False)
+            self._runtime.state.gate.on_refused(error, raised=False, transaction=self._transaction)
             break
 
 

@@ -93,6 +93,8 @@ class SlowPath:
         deadline: float,
         reservation: Reservation | None = None,
         serialized: SerializedRecord | None = None,
+        *,
+        any_transaction: bool = False,
     ) -> Delivery:
         """Wait until the record is in a batch, and return its handle.
 
@@ -101,19 +103,24 @@ class SlowPath:
 
         Args:
             serialized: the results of the user code that the fast path has called, or None.
+            any_transaction: the record may be appended to a transaction that begins during the
+                wait.
 
         Raises:
             ConfigError, SerializationError, RecordTooLarge: the record cannot be sent at all.
             MetadataTimeout, BufferTimeout: `deadline` (loop time) passed.
+            TransactionError: no transaction is open, or another transaction has begun.
             KafkaError: an error of the topic or of the producer.
 
         Cancellation: the record is not sent.
         """
         reservation = reservation or Reservation(self._started().memory)
         serialized = serialized or SerializedRecord()
+        # Before user code is called, which may end the transaction.
+        transaction = None if any_transaction else self._started().state.gate.transaction
         record = self._intercepted(record, serialized)
         try:
-            return await self._watched(record, deadline, reservation, serialized)
+            return await self._watched(record, deadline, reservation, serialized, transaction)
         except BaseException as error:
             self._withdraw(record, serialized, reservation, error)
             raise
@@ -175,14 +182,17 @@ class SlowPath:
         deadline: float,
         reservation: Reservation,
         serialized: SerializedRecord,
+        transaction: object | None,
     ) -> Delivery:
-        """Like `_serialize_and_append`, but also report an error to the open transaction."""
+        """Like `_serialize_and_append`, but also report an error to the transaction."""
         try:
-            return await self._serialize_and_append(record, deadline, reservation, serialized)
+            return await self._serialize_and_append(
+                record, deadline, reservation, serialized, transaction
+            )
         except KafkaError as error:
             refused = located(error, record.topic, record.partition)
         try:
-            self._started().state.gate.on_refused(refused)
+            self._started().state.gate.on_refused(refused, transaction=transaction)
             raise refused
         finally:
             del refused  # avoid a reference cycle of error, traceback and frame
@@ -193,6 +203,7 @@ class SlowPath:
         deadline: float,
         reservation: Reservation,
         serialized: SerializedRecord,
+        transaction: object | None,
     ) -> Delivery:
         topic, partition = record.topic, record.partition
         await self._known(topic, partition, deadline)
@@ -201,7 +212,7 @@ class SlowPath:
         payload = self._payload(value, key, serialized)
         size = self._checked_size(topic, *payload)
         return await self._append_with_memory(
-            record, payload, size, deadline, reservation, serialized.hooked
+            record, payload, size, deadline, reservation, serialized.hooked, transaction
         )
 
     def _start_serializers(
@@ -228,6 +239,7 @@ class SlowPath:
         deadline: float,
         reservation: Reservation,
         hooked: HookedRecord | None,
+        transaction: object | None,
     ) -> Delivery:
         """Append the record once there is room in the buffer and in the broker's share of it."""
         runtime = self._started()
@@ -238,6 +250,7 @@ class SlowPath:
                 snapshot = runtime.metadata.lookup(record.topic, record.partition)
                 over_quota = None
                 runtime.state.gate.check_open()
+                runtime.state.gate.check_same(transaction)
                 if snapshot is not None and (reservation.size or runtime.memory.has_room(size)):
                     result = self._append(record, snapshot, payload, reservation, permit, hooked)
                     if result.delivery is not None:

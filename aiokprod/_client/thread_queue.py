@@ -387,7 +387,10 @@ class ThreadQueue:
         block = max(0.0, deadline - self.loop.time())
         link = RecordLink(record)
         task = self.loop.create_task(
-            self._submitter.append(*record.fields, serialized, link.settle, block=block),
+            # An abort fails the records that wait, and a commit waits for those sent before it.
+            self._submitter.append(
+                *record.fields, serialized, link.settle, block=block, any_transaction=True
+            ),
             context=record.context,
         )
         record.waits(task)

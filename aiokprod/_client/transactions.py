@@ -206,19 +206,20 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         if exc is not None:
-            await self._abort_after(exc)
+            await self.abort_after(exc)
             return
         try:
             await self._transactions.end(commit=True, timeout=self._timeout)
         except (AbortableTransactionError, asyncio.CancelledError) as error:
-            await self._abort_after(error)
+            await self.abort_after(error)
             raise
 
     async def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
         """See `Producer.send_offsets_to_transaction`."""
         await self._transactions.send_offsets(offsets, group_metadata, self._timeout)
 
-    async def _abort_after(self, reason: BaseException) -> None:
+    async def abort_after(self, reason: BaseException) -> None:
+        """Abort the transaction if it is open. An error of the abort is logged."""
         if isinstance(reason, FatalTransactionError):
             return  # the coordinator aborts the transactions of fenced and failed producers
         try:
@@ -246,10 +247,15 @@ async def run_transaction(
     """
     attempt = 0
     while True:
+        txn, begun = Transaction(transactions, timeout), False
         try:
-            async with Transaction(transactions, timeout) as txn:
+            async with txn:
+                begun = True
                 return await function(txn)
         except KafkaError as error:
+            if begun and isinstance(error, KafkaTimeout):
+                # A commit that timed out before it was requested has left the transaction open.
+                await txn.abort_after(error)
             attempt += 1
             if attempt > retries or not _repeatable(error) or transactions.commit_unknown:
                 raise

@@ -447,3 +447,62 @@ async def test_transaction_lacking_a_refused_record_of_a_bulk_call_cannot_be_com
         await producer.commit_transaction()
     await producer.abort_transaction()
     assert committed(cluster) == []
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["submit", "send_many"])
+@transactional(cluster={"auto_create": False})
+async def test_record_that_waits_while_its_transaction_ends_does_not_get_into_the_next_one(
+    cluster: FakeCluster, producer: Producer[Any, Any], bulk: bool
+) -> None:
+    """For example those of the other tasks of an `asyncio.gather` in which one send failed: a
+    repeated transaction would contain their records twice."""
+
+    async def send() -> Any:
+        if bulk:
+            return await producer.send_many("new", [b"old", b"old"], partition=0)
+        return await producer.submit("new", b"old", partition=0)
+
+    await producer.begin_transaction()
+    waiting = asyncio.create_task(send())
+    await producer.send("t", b"aborted", partition=0)
+    await producer.abort_transaction()
+    async with producer.transaction():
+        await producer.send("t", b"v", partition=0)
+        cluster.create_topic("new", 1)
+        (result,) = await asyncio.gather(waiting, return_exceptions=True)
+    errors = list(result.errors.values()) if bulk else [result]
+    assert [type(error) for error in errors] == [TransactionError] * (1 + bulk)
+    assert {error.outcome for error in errors} == {Outcome.NOT_SENT}
+    assert (committed(cluster), cluster.values("new", 0)) == ([b"v"], [])
+
+
+@transactional(cluster={"auto_create": False}, max_block_ms=5_000)
+async def test_record_of_an_earlier_transaction_that_fails_does_not_end_the_next_one(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.begin_transaction()
+    waiting = asyncio.create_task(producer.submit("missing", b"old"))
+    await producer.send("t", b"aborted", partition=0)
+    await producer.abort_transaction()
+    async with producer.transaction():
+        await producer.send("t", b"v", partition=0)
+        with pytest.raises(KafkaTimeout):
+            await waiting
+    assert committed(cluster) == [b"v"]
+
+
+@transactional(cluster={"auto_create": False})
+async def test_run_transaction_repeats_if_records_of_threads_delay_the_commit(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.start()
+    late: list[Any] = []
+
+    async def work(_: Any) -> None:
+        await producer.send("t", b"v", partition=0)
+        if not late:
+            late.append(producer.send_threadsafe("missing", b"v"))
+
+    await producer.run_transaction(work, timeout=2.0)
+    assert late[0].exception(0).outcome is Outcome.NOT_SENT
+    assert committed(cluster) == [b"v"]

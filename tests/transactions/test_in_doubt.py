@@ -24,7 +24,7 @@ from aiokprod._engine.identity.transaction_progress import PendingEndTxn
 from aiokprod._engine.identity.transaction_requests import end
 from aiokprod._engine.identity.transaction_states import TxnState
 from aiokprod.errors import BrokerError
-from aiokprod.testing.fake_cluster import FakeCluster, lose_answer, lose_request
+from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_answer, lose_request
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.virtual import run
@@ -292,3 +292,24 @@ async def test_abort_refused_with_transaction_abortable_after_doubt_can_be_repea
     await producer.abort_transaction()
     await one(producer, b"next")
     assert committed(cluster) == [b"next"]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize("api", [ADD_PARTITIONS, ADD_OFFSETS])
+@transactional(protocols=(1,), request_timeout_ms=2_000, transaction_timeout_ms=20_000,
+               delivery_timeout_ms=60_000)  # fmt: skip
+async def test_copy_of_an_addition_that_arrives_after_the_end_does_not_fence_the_idle_producer(
+    cluster: FakeCluster, producer: Producer[Any, Any], api: int, commit: bool
+) -> None:
+    await producer.begin_transaction()
+    await producer.send("t", b"v", partition=0)
+    cluster.control(api, delay(10.0), times=1)
+    if api == ADD_PARTITIONS:
+        await (await producer.submit("t", b"v", partition=1))
+    else:
+        await producer.send_offsets_to_transaction({("in", 0): 1}, "g")
+    await (producer.commit_transaction() if commit else producer.abort_transaction())
+    await asyncio.sleep(60)  # the copy arrives, and the transaction that it would start expires
+    await one(producer, b"next")
+    values = [b"v"] * (1 + (api == ADD_PARTITIONS)) if commit else []
+    assert sorted(committed(cluster)) == sorted([*values, b"next"])

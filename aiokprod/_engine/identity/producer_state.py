@@ -90,8 +90,16 @@ class SequencePolicy(Protocol):
 class AdmissionGate(Protocol):
     """Decides whether records are accepted, and how their failures affect the transaction."""
 
+    @property
+    def transaction(self) -> object | None:
+        """Identifies the open or last transaction; None without transactions."""
+
     def check_open(self) -> None:
         """Raise an error if no records are accepted now, not even into an open batch."""
+
+    def check_same(self, transaction: object | None) -> None:
+        """Raises if another transaction has begun since `transaction`, in which a record was sent:
+        the record must not become part of it. None stands for any transaction."""
 
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
         """Add the partition of a batch that is being opened to the transaction, if there is one.
@@ -100,9 +108,16 @@ class AdmissionGate(Protocol):
         `TransactionManager.maybeAddPartition`.
         """
 
-    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+    def on_refused(
+        self, error: KafkaError, *, raised: bool = True, transaction: object | None = None
+    ) -> None:
         """Decide whether the transaction must be aborted because a record failed before it was in a
-        batch. `raised` is False if the error is not raised but returned in a result."""
+        batch.
+
+        Args:
+            raised: False if the error is not raised but returned in a result.
+            transaction: the transaction in which the record was sent; None for the open one.
+        """
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         """Decide how the failure of a batch's records with `error` affects the transaction. The
@@ -163,6 +178,8 @@ class FatalErrorGate:
     """The gate of a producer without transactions: records are accepted until there is a fatal
     error."""
 
+    transaction: object | None = None
+
     def __init__(self, source: IdentitySource) -> None:
         self._source = source
 
@@ -170,13 +187,18 @@ class FatalErrorGate:
         """Does nothing: `maybe_add_partition` raises the fatal error when the next batch is
         opened."""
 
+    def check_same(self, transaction: object | None) -> None:
+        """Does nothing: there are no transactions."""
+
     def maybe_add_partition(self, topic_partition: TopicPartition) -> None:
         """Raises the fatal error, if there is one."""
         error = self._source.fatal_error
         if error is not None:
             raise error.copy()
 
-    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+    def on_refused(
+        self, error: KafkaError, *, raised: bool = True, transaction: object | None = None
+    ) -> None:
         """Does nothing: the error concerns that record only."""
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:

@@ -182,6 +182,7 @@ class TransactionDriver:
             manager.added([key for key in partitions if codes.get(key) == Code.NONE])
         if result.in_doubt:
             manager.progress.note(CoordinatorView.POSSIBLY_STARTED)
+        self._note_lost(result)
         self._apply_result(TxnApi.ADD_PARTITIONS, result)
 
     async def _commit_offsets(self) -> None:
@@ -217,7 +218,16 @@ class TransactionDriver:
             manager.progress.note(CoordinatorView.STARTED)
         elif result.in_doubt:
             manager.progress.note(CoordinatorView.POSSIBLY_STARTED)
+        self._note_lost(result)
         return self._apply_result(TxnApi.ADD_OFFSETS, result)
+
+    def _note_lost(self, result: _RequestResult) -> None:
+        """A copy of a request that adds to the transaction may still arrive, even if the request
+        was repeated with success. After the end of the transaction it would start another one,
+        which the coordinator would abort at its timeout, fencing this producer. Brokers that cannot
+        bump the epoch (before 2.5) leave no choice."""
+        if result.lost and self._manager.can_bump:
+            self._manager.progress.needs_bump = True
 
     async def _end(self) -> None:
         manager, ids = self._manager, self._manager.tracker

@@ -146,6 +146,19 @@ class TransactionManager:
 
     # -- admission ------------------------------------------------------------------------------
 
+    @property
+    def transaction(self) -> object | None:
+        """The open or last transaction."""
+        return self.progress
+
+    def check_same(self, transaction: object | None) -> None:
+        """Raises if another transaction has begun since `transaction`."""
+        if transaction is not None and transaction is not self.progress:
+            raise misuse(
+                "the transaction in which the record was sent ended before the record was in a "
+                "batch; it was not sent"
+            )
+
     def check_open(self) -> None:
         """Raise an error unless records are accepted now."""
         self.check_fatal()
@@ -169,12 +182,15 @@ class TransactionManager:
             progress.pending_partitions[topic_partition] = None
             self._control.wake_driver()
 
-    def on_refused(self, error: KafkaError, *, raised: bool = True) -> None:
+    def on_refused(
+        self, error: KafkaError, *, raised: bool = True, transaction: object | None = None
+    ) -> None:
         """Set ABORTABLE_ERROR if the transaction lacks a record that failed before it was in a
         batch. `raised` is False if the error is returned in a result, which the caller may not
-        check before the commit."""
+        check before the commit. A record of an earlier `transaction` does not count."""
         lost = not raised or isinstance(error, _LOST_RECORDS)
-        if self.state is TxnState.IN_TRANSACTION and lost:
+        own = transaction is None or transaction is self.progress
+        if self.state is TxnState.IN_TRANSACTION and lost and own:
             self.abort_with(error)
 
     def on_records_failed(self, batch: ProducerBatch, error: KafkaError) -> None:

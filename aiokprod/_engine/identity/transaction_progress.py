@@ -91,8 +91,9 @@ class TxnProgress:
             order.
         partitions: partitions that the coordinator has added (first protocol only).
         touched: partitions with a batch that got a sequence.
-        needs_bump: the next transaction needs a new epoch, because a batch was given up or the
-            transaction cannot be committed.
+        needs_bump: the next transaction needs a new epoch, because a batch was given up, the
+            transaction cannot be committed, or a copy of a request that adds to it may still
+            arrive.
         unmapped: the coordinator no longer knows the producer id.
         prepared: True once the transaction is prepared, so that another process can end it.
         error: the error after which the transaction can only be aborted.
