@@ -98,7 +98,7 @@ class Odd:
     """Change responses to something that real brokers or gateways send.
 
     Attributes:
-        what: name of an edit in `oddities.EDITS`; `value` is its parameter.
+        what: name of an edit in `odd_metadata.EDITS`; `value` is its parameter.
     """
 
     what: str
@@ -175,7 +175,7 @@ class Script:
         steps: in order. A fresh producer starts before the first step. After the last step all
             faults
             end, a fresh record is sent and the producer is closed.
-        settings: producer settings by Java's names, which override those of `settings.py`.
+        settings: producer settings by Java's names, which override `COMMON` and `LONG`.
         profile: Kafka version that the brokers emulate.
         batching: records submitted together share a batch; otherwise each has a separate batch.
         brokers: number of brokers.
