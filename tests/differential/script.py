@@ -118,7 +118,7 @@ class When:
 
 @dataclass(frozen=True)
 class Do:
-    """An action on the cluster, see `stage.ACTIONS`."""
+    """An action on the cluster, see `odd_metadata.ACTIONS`."""
 
     what: str
     partition: int = 0
