@@ -1,4 +1,5 @@
-"""Long seeded runs in slices on several processes, with a journal to continue after a stop."""
+"""Long seeded runs in slices on several processes, with a journal to resume after an
+interruption."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Journal(Generic[Result]):
-    """Slices that were run completely and without a finding, one line of JSON each.
+    """The journal of complete slices without a finding, one line of JSON each.
 
     Lines of another compiled core (sources of aiokprod/_core) are ignored.
     """
@@ -29,24 +30,24 @@ class Journal(Generic[Result]):
             try:
                 entry = json.loads(line)
             except ValueError:
-                continue  # cut off when the run was stopped
+                continue  # truncated when the run was stopped
             if entry["code"] == self._code:
                 self._known[json.dumps(entry["task"])] = decode(entry["result"])
 
     def find(self, task: tuple[Any, ...]) -> Result | None:
-        """The result of a slice that was run before."""
+        """Return the stored result of a slice, or None."""
         return self._known.get(json.dumps(task))
 
     def add(self, task: tuple[Any, ...], result: dict[str, Any]) -> None:
-        """Note a slice that has been run."""
+        """Store the result of a completed slice."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         entry = {"code": self._code, "task": task, "result": result}
         with self._path.open("a") as file:
-            file.write("\n" + json.dumps(entry) + "\n")  # the line before may be cut off
+            file.write("\n" + json.dumps(entry) + "\n")  # the previous line may be truncated
 
 
 def fingerprint() -> int:
-    """A checksum over the sources of the compiled modules."""
+    """Return a checksum over the sources of the compiled modules."""
     checksum = 0
     for path in sorted((Path(__file__).parents[1] / "aiokprod").rglob("*.p[yx][xd]")):
         checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
@@ -60,10 +61,10 @@ def results(
     journal: Journal[Result] | None,
     encode: Callable[[Result], dict[str, Any]],
 ) -> Generator[Result, None, None]:
-    """The results of all slices in the order in which they finish; those in the journal come at
-    once.
+    """Yield the results of all slices in the order in which they finish; results in the journal are
+    yielded at once.
 
-    At most `jobs` slices are begun and not ended, so that a stop loses little.
+    At most `jobs` slices are started and not finished, so that an interruption loses little.
 
     Raises:
         BrokenProcessPool: a process crashed.

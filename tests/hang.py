@@ -1,5 +1,5 @@
-"""Waits in real time. Their limits only tell a hang from progress: on a loaded machine every step
-may take seconds. Durations are tested in virtual time."""
+"""Waits in real time. Their limits only distinguish a hang from progress: on a loaded machine every
+step may take seconds. Durations are tested in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def until(condition: Callable[[], object]) -> None:
     """Run the loop until the condition holds.
 
     Raises:
-        TimeoutError: it did not within `HANG_S`.
+        TimeoutError: the condition did not hold within `HANG_S`.
     """
     async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110 - other threads and the kernel set no Event

@@ -1,4 +1,4 @@
-"""Calls that are interrupted by a signal handler which waits for another thread."""
+"""Calls that are interrupted by a signal handler that waits for another thread."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from tests.hang import HANG_S
 R = TypeVar("R")
 
 BLOCKS_AT = 2
-"""Which `acquire` of a call blocks: `ThreadWaits.wait` acquires a new lock twice."""
+"""Number of the `acquire` that blocks in a call: `ThreadWaits.wait` acquires a new lock twice."""
 
 
 def interrupted_everywhere(
     make: Callable[[], Callable[[], R]], work: Callable[[], object]
 ) -> list[R]:
-    """Make a call again and again, and interrupt it each time one step later, where the interpreter
-    runs signal handlers: when a function begins, and after a call of a built-in function.
+    """Repeat a call, and interrupt it one step later each time. The steps are where the interpreter
+    runs signal handlers: at the start of a function, and after a call of a built-in function.
 
     Args:
         make: returns the call.
-        work: what another thread does meanwhile; the interruption waits for it, as a handler that
-            waits for the event loop does.
+        work: runs in another thread during the interruption, which waits for it, like a handler
+            that
+            waits for the event loop.
 
     Returns:
-        The results of the calls that were interrupted. The last call is not; `work` is then done
-        when the call blocks, if it does.
+        The results of the interrupted calls. The last call is not interrupted; `work` then runs
+            when the
+            call blocks, if it does.
     """
     results: list[R] = []
     workers: list[threading.Thread] = []
@@ -59,8 +61,8 @@ def interrupted_everywhere(
             result = call()
         finally:
             sys.setprofile(None)
-            for worker in workers:  # the caller may close what they use
+            for worker in workers:  # the caller may close the objects that they use
                 worker.join(HANG_S)
-        if steps >= 0:  # it has fewer steps
+        if steps >= 0:  # the call has fewer steps
             return results
         results.append(result)

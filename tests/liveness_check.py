@@ -1,8 +1,8 @@
-"""Checks after each pass of a sender that an event or a deadline will process every queued batch.
+"""Checks after each run of a sender that an event or a deadline will process every queued batch.
 
-Whatever waits has an event or a deadline that ends the wait. `watch_passes` wraps `Sender.run_once`
-for the whole process; the tests' worlds call it. A pass that leaves a batch to which nothing will
-come back raises, which ends the producer. It is also noted for `check_passes`, because some tests
+Every wait needs an event or a deadline that ends it. `watch_passes` wraps `Sender.run_once` for the
+whole process; the tests' harnesses call it. A run that leaves a batch without such an event or
+deadline raises, which ends the producer. It is also recorded for `check_passes`, because some tests
 expect a producer to fail.
 """
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from aiokprod._engine.buffer.producer_batch import ProducerBatch
 
 LONGEST_S = 1.0
-"""Until the sender checks a broker that takes nothing (`engine.silence`)."""
+"""Seconds until the sender checks a broker that accepts no request
+(`sender.unresponsive_brokers`)."""
 
 _found: list[str] = []
 
 
 def watch_passes() -> None:
-    """Check every pass of every sender from now on. Idempotent."""
+    """Check every run of every sender from now on. Idempotent."""
     original = Sender.run_once
     if hasattr(original, "__wrapped__"):
         return
@@ -44,16 +45,16 @@ def watch_passes() -> None:
 
 
 def check_passes() -> None:
-    """Raises if a pass since the last call left something behind."""
+    """Raise AssertionError if a run since the last call left a batch behind."""
     found, _found[:] = _found[:], []
     assert not found, f"overlooked by a sender: {found[0]}"
 
 
 def overlooked_by(sender: Sender, now: float, deadline: float) -> str | None:
-    """A queued batch that nothing will process after a pass that returned `deadline`; None if there
-    is none."""
+    """Return a description of a queued batch that nothing will process after a run that returned
+    `deadline`, or None."""
     if deadline <= now or sender._accumulator._changed:
-        return None  # another pass follows: a call within this one has woken the sender
+        return None  # another run follows: a call within this one has woken the sender
     seen = set()
     for batch in list(sender._accumulator.incomplete):
         if deadline > batch.deadline:
@@ -68,11 +69,11 @@ def overlooked_by(sender: Sender, now: float, deadline: float) -> str | None:
 
 
 def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> str | None:
-    """Why nothing ends the wait of the first batch of a queue; None if something does."""
+    """Return why nothing ends the wait of the first batch of a queue, or None if something does."""
     accumulator, metadata = sender._accumulator, sender._metadata
     queue = head.queue
     if head.state is BatchState.COMPRESSING:
-        return None  # a worker thread reports
+        return None  # a worker thread will report the end
     if head.not_before > now:
         return None if deadline <= head.not_before else "its backoff ends unnoticed"
     node = accumulator._nodes.get(queue.node)
@@ -93,7 +94,7 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
         if not at_once:
             return "its linger ends unnoticed"
     if sender._source.transactional_id is not None:
-        return None  # opens and ends by the transaction's own tasks and timers
+        return None  # the transaction's own tasks and timers end the wait
     if not sender._sequences.may_drain(queue, head):
         return _muted(sender, head, deadline)
     client, node_id = sender._client, queue.node
@@ -110,10 +111,10 @@ def _lacks(sender: Sender, head: ProducerBatch, now: float, deadline: float) -> 
 
 
 def _muted(sender: Sender, head: ProducerBatch, deadline: float) -> str | None:
-    """Why nothing ends the wait of a batch that may not be sent."""
+    """Return why nothing ends the wait of a batch that must not be sent, or None."""
     source = sender._source
     if head.queue.in_flight:
-        return None  # a response is awaited
+        return None  # the response ends the wait
     if isinstance(source, ProducerIdRequests) and source._tracker.producer_id < 0:
         client, now = sender._client, sender._loop.time()
         node_id = client.least_loaded(now)

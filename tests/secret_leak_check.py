@@ -1,21 +1,22 @@
 """The canary: a pytest plugin that fails a test if a secret or a payload becomes visible.
 
-Credentials and records of the tests contain the word "canary". During the whole run it is looked
-for in every log record of every logger (with those of `aiokprod` at DEBUG, whatever level is set),
-in the text of every error of the package, in the whole chain of every exception that a
-`pytest.raises` catches, and, whenever a producer is closed, in its repr, `explain()`, `health()`,
-`metrics()`, the repr and the pickle of its configuration, and the names of the loop's tasks.
+Credentials and records of the tests contain the word "canary". The plugin searches for it during
+the whole run: in every log record of every logger (with those of `aiokprod` at DEBUG, whatever
+level is set), in the text of every error of the package, and in the whole chain of every exception
+that a `pytest.raises` catches. Whenever a producer is closed, it searches its repr, `explain()`,
+`health()`, `metrics()`, the repr and the pickle of its configuration, and the names of the loop's
+tasks.
 
 The local variables of all frames of errors, which error reporters show, are searched for secrets
-only (records are in them by nature). A secret is every text of 6 characters or more that a
-`Secret` holds or gives, in clear, base64, hex or percent-encoding. The errors are those of the
-package, when they are dropped or the test ends, whatever `pytest.raises` catches, and those in log
-records; each with its causes and contexts, also the suppressed ones. Frames of tests, examples and
-the test kit are left out: they have to know secrets.
+only (they always contain records). A secret is every text of 6 characters or more that a `Secret`
+holds or returns, in clear, base64, hex or percent-encoding. The searched errors are those of the
+package, when they are deleted or the test ends; all that `pytest.raises` catches; and those in log
+records. Each is searched with its causes and contexts, including suppressed ones. Frames of tests,
+examples and the test kit are excluded: they need the secrets.
 
-A run whose taps do not work, and one that has looked at nothing, fails.
+A run whose taps do not work, or that has searched nothing, fails.
 
-A test whose subject is a certain text, not a secret, takes the marker `canary_is_text`.
+A test about the handling of the text itself, not of a secret, has the marker `canary_is_text`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ CANARY: Final = re.compile(r"canary|Y2FuYXJ|jYW5hcn|NhbmFye|63616e617279", re.IG
 """The word in clear, in base64 at each of the three alignments, and in hex."""
 
 _FORCED: Final = logging.DEBUG - 1
-"""The level of the package's logger for the run: lets DEBUG through and differs from one a test
-sets."""
+"""The level of the package's logger during the run: enables DEBUG and differs from the levels that
+tests set."""
 
 _LONGEST: Final = 300
 _LOOKED: Final = "_canary_looked"
-"""Attribute of errors whose frames were looked at when a test ended: not again when dropped."""
+"""Attribute of errors whose frames were searched at the end of a test; they are not searched again
+when the error is deleted."""
 _SHORTEST_SECRET: Final = 6
 _PART: Final = 48
-"""Characters of a long secret (a PEM key) that are searched for, from its middle."""
+"""Number of characters, from the middle of a long secret (a PEM key), that are searched for."""
 _DEPTH, _ITEMS, _TEXT = 4, 200, 100_000
 """Bounds of the search in one local variable: nesting, items of a container, characters."""
 
@@ -58,19 +60,19 @@ _ROOT: Final = Path(__file__).parent.parent
 _APPLICATIONS: Final = tuple(
     f"{_ROOT / folder}/" for folder in ("tests", "examples", "benchmarks", "aiokprod/testing")
 )
-"""Code that uses the library, and so has to know secrets."""
+"""Code that uses the library, and therefore needs secrets."""
 _OPAQUE: Final = (
     bool, int, float, complex, type(None), type, types.ModuleType, types.FunctionType,
     types.MethodType, types.BuiltinFunctionType, types.FrameType, types.TracebackType,
 )  # fmt: skip
-"""Values that are not searched: they hold no text, or their repr names code only."""
+"""Values that are not searched: they contain no text, or their repr contains only code."""
 
 Frame = tuple[str, Mapping[str, Any]]
 
 
 class Secrets:
-    """The texts that no local variable may show. `base` are those of test modules, which are made
-    before the first test."""
+    """The texts that no local variable may show. `base` are those of test modules, which are
+    created before the first test."""
 
     def __init__(self) -> None:
         self._base: set[str] = set()
@@ -78,25 +80,26 @@ class Secrets:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, text: object) -> None:
-        """Search for it from now on; shorter ones would be found by chance."""
+        """Search for this text from now on. Short texts are ignored: they would be found by
+        chance."""
         if not isinstance(text, str) or len(text) < _SHORTEST_SECRET or text in self._found:
             return
         self._found.add(text)
         self._pattern = None
 
     def keep(self) -> None:
-        """Keep the secrets that are known now for the whole run."""
+        """Keep the current secrets for the whole run."""
         self._base = set(self._found)
 
     def reset(self) -> None:
-        """Forget the secrets of the previous test. Called before each test."""
+        """Remove the secrets of the previous test. Called before each test."""
         if self._found != self._base:
             self._found = set(self._base)
             self._pattern = None
 
     @property
     def pattern(self) -> re.Pattern[str] | None:
-        """Finds one of them in any of its forms; None if there are none."""
+        """A pattern that matches any secret in any of its forms; None without secrets."""
         if self._pattern is None and self._found:
             forms = {form for text in self._found for form in secret_forms(text)}
             self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms)))
@@ -104,7 +107,7 @@ class Secrets:
 
 
 def secret_forms(text: str) -> set[str]:
-    """A secret, or the middle of a long one, in clear and as it may travel."""
+    """Return the forms of a secret, or of the middle of a long one: in clear and encoded."""
     text = max(text.splitlines(), key=len)
     start = max(0, (len(text) - _PART) // 2)
     part = text[start : start + _PART]
@@ -113,7 +116,7 @@ def secret_forms(text: str) -> set[str]:
     with contextlib.suppress(UnicodeEncodeError):
         forms.add(quote_plus(part))
     for before in range(3):
-        # The first and the last characters depend on what stands beside it.
+        # The first and the last characters depend on the neighbouring bytes.
         whole = base64.b64encode(b"\0" * before + data).decode().rstrip("=")
         clean = whole[0 if before == 0 else before + 1 : (before + len(data)) * 8 // 6]
         forms |= {clean, clean.replace("+", "-").replace("/", "_")}
@@ -121,12 +124,12 @@ def secret_forms(text: str) -> set[str]:
 
 
 class Guard:
-    """Looks at texts and remembers those with a canary.
+    """Searches texts and stores those with a canary.
 
     Attributes:
-        looked: kind of text -> how many were looked at.
-        leaks: what was found since the last `take`.
-        secrets: what local variables are searched for.
+        looked: number of searched texts, by kind.
+        leaks: findings since the last `take`.
+        secrets: the secrets that are searched for in local variables.
     """
 
     def __init__(self) -> None:
@@ -144,12 +147,12 @@ class Guard:
             self.leaks.append(f"{where}: …{text[at : at + _LONGEST]!r}")
 
     def take(self) -> list[str]:
-        """What was found, once."""
+        """Return the findings and clear them."""
         leaks, self.leaks = self.leaks, []
         return leaks
 
     def log_record(self, record: logging.LogRecord) -> None:
-        """Look at a record as any handler may show it: text, raw arguments, traceback."""
+        """Search a record as any handler may show it: text, raw arguments, traceback."""
         text = f"{record.name} {record.getMessage()} {record.args!r}"
         if record.exc_info and record.exc_info[1] is not None:
             text += chain_text(record.exc_info[1])
@@ -157,7 +160,7 @@ class Guard:
         self.look("log record", text)
 
     def producer(self, producer: Any) -> None:
-        """Look at everything that a producer shows about itself."""
+        """Search everything that a producer shows about itself."""
         self.look("repr of a producer", repr(producer) + str(producer))
         self.look("explain()", producer.explain())
         self.look("health()", repr(producer.health()))
@@ -172,11 +175,11 @@ class Guard:
     # -- local variables ------------------------------------------------------------------------
 
     def watch(self, error: BaseException) -> None:
-        """Look at the error when the test ends, unless it has already been dropped."""
+        """Search the error when the test ends, unless it has already been deleted."""
         self._errors.add(error)
 
     def watched(self) -> None:
-        """Look at the watched errors that still exist."""
+        """Search the watched errors that still exist."""
         errors = list(self._errors)
         self._errors.clear()
         for error in errors:
@@ -184,7 +187,7 @@ class Guard:
             error.__dict__[_LOOKED] = True
 
     def frames(self, error: BaseException) -> None:
-        """Search the local variables of all frames of an error and of what it came from."""
+        """Search the local variables of all frames of an error, its causes and its contexts."""
         self.looked["frames of an error"] = self.looked.get("frames of an error", 0) + 1
         pattern = self.secrets.pattern
         if pattern is None:
@@ -201,7 +204,8 @@ class Guard:
 
 
 def errors_behind(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes and contexts (also suppressed ones) and the members of groups."""
+    """Yield the error, its causes and contexts (including suppressed ones) and the members of
+    groups."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -216,7 +220,7 @@ def errors_behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames_of(error: BaseException) -> Iterator[Frame]:
-    """Place and local variables of each frame outside the tests, then the error's own
+    """Yield the place and the local variables of each frame outside the tests, then the error's own
     attributes."""
     for one in errors_behind(error):
         trace = one.__traceback__
@@ -229,7 +233,7 @@ def frames_of(error: BaseException) -> Iterator[Frame]:
 
 
 def found_in_frames(error: BaseException, *secrets: str) -> list[str]:
-    """The local variables of an error's frames that show one of these secrets."""
+    """Return the local variables of an error's frames that show one of these secrets."""
     guard = Guard()
     for secret in secrets:
         guard.secrets.add(secret)
@@ -238,7 +242,7 @@ def found_in_frames(error: BaseException, *secrets: str) -> list[str]:
 
 
 def texts_of(value: Any, seen: set[int], depth: int = _DEPTH) -> Iterator[str]:
-    """The texts that an error reporter may show of a value."""
+    """Yield the texts that an error reporter may show of a value."""
     if isinstance(value, _OPAQUE) or id(value) in seen:
         return
     if isinstance(value, str):
@@ -253,14 +257,14 @@ def texts_of(value: Any, seen: set[int], depth: int = _DEPTH) -> Iterator[str]:
     else:
         seen.add(id(value))
         shown = ""
-        with contextlib.suppress(Exception):  # half made objects
+        with contextlib.suppress(Exception):  # partly initialised objects
             shown = repr(value)
         yield shown[:_TEXT]
 
 
 def chain_text(error: BaseException) -> str:
-    """Messages, attributes and notes of an exception and all that it came from, as shown by
-    tracebacks; without their source lines, which are ours."""
+    """Return the messages, attributes and notes of an exception and of its causes and contexts, as
+    tracebacks show them; without their source lines, which are ours."""
     texts: list[str] = []
     stack = [traceback.TracebackException.from_exception(error)]
     while stack:
@@ -275,7 +279,7 @@ def chain_text(error: BaseException) -> str:
 
 
 class CanaryPlugin:
-    """The hooks. One guard for the run."""
+    """The pytest hooks. A run has one guard."""
 
     def __init__(self) -> None:
         self.guard = Guard()
@@ -342,7 +346,7 @@ class CanaryPlugin:
         def look_at_dropped(error: Any) -> None:
             if _LOOKED in error.__dict__:
                 return
-            # Without the tracer of a test, which may raise: here its exception would be lost.
+            # Run without the tracer of a test, which may raise: here its exception would be lost.
             tracer = sys.gettrace()
             sys.settrace(None)
             try:
@@ -394,12 +398,13 @@ class CanaryPlugin:
         self._undo.append(lambda: setattr(owner, name, before))
 
     def uninstall(self) -> None:
-        """Take the taps away."""
+        """Remove the taps."""
         while self._undo:
             self._undo.pop()()
 
     def probe(self) -> list[str]:
-        """Show a secret on purpose through each tap; names those that did not see it."""
+        """Show a secret on purpose through each tap; return the names of the taps that missed
+        it."""
         from aiokprod._security.secret import Secret
         from aiokprod.errors import KafkaError
 
@@ -476,7 +481,7 @@ class CanaryPlugin:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Of pytest-xdist: a worker has ended. One that crashed has failed its test already."""
+        """A pytest-xdist worker has ended. After a crash its test has already failed."""
         told = getattr(node, "workeroutput", {}).get("canary")
         if told is None:
             if error is None:
@@ -496,8 +501,7 @@ class CanaryPlugin:
 
 
 def _raise_from_foreign_frame(secret: str) -> None:
-    """Raise an error of the package with the secret in a frame whose file is not one of the
-    tests."""
+    """Raise an error of the package with the secret in a frame that is not in a test file."""
     from aiokprod.errors import KafkaError
 
     source = "def fail(secret):\n    raise error"
@@ -509,7 +513,7 @@ def _raise_from_foreign_frame(secret: str) -> None:
 
 
 def wanted_level(logger: logging.Logger) -> int:
-    """The effective level as if this plugin had set none."""
+    """Return the effective level as if this plugin had not set one."""
     one: logging.Logger | None = logger
     while one is not None:
         if one.level and one.level != _FORCED:
@@ -519,7 +523,7 @@ def wanted_level(logger: logging.Logger) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the plugin; `pytest_plugins` names this module."""
+    """Register the plugin; `pytest_plugins` names this module."""
     config.addinivalue_line("markers", "canary_is_text: its texts hold the word on purpose")
     plugin = CanaryPlugin()
     if not config.pluginmanager.hasplugin("xdist"):

@@ -14,7 +14,7 @@ from tests.campaign import Journal, results
 
 
 def square(task: tuple[str, int]) -> dict[str, Any]:
-    """A slice's work; it has to be importable by spawned processes."""
+    """Do the work of a slice. Spawned processes must be able to import it."""
     what, number = task
     if what == "raise":
         raise AssertionError(f"finding {number}")

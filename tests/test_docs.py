@@ -1,4 +1,4 @@
-"""The reference pages in docs/ name exactly what the code has, with its defaults."""
+"""The reference pages in docs/ contain exactly the names in the code, with their defaults."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def section(name: str, heading: str) -> str:
 
 
 def first_column(text: str) -> list[str]:
-    """The names in code style in the first cell of every row of the tables."""
+    """Return the names in code style in the first cell of every table row."""
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
     return [name for row in rows for name in re.findall(r"`(\w+)[`(]", row)]
 
@@ -60,8 +60,8 @@ def test_every_codec_is_described() -> None:
 
 
 def version_constants() -> set[str]:
-    """The constants with which the producer compares the version of a message, or
-    which limit the version of a request."""
+    """Return the constants that the producer compares with the version of a message, or that limit
+    the version of a request."""
     root = DOCS.parent / "aiokprod"
     found = set()
     for path in root.rglob("*.py"):
@@ -114,7 +114,7 @@ def test_error_page_has_every_outcome() -> None:
 
 
 def test_monitoring_page_has_the_table_of_metrics() -> None:
-    """After a change of the table: `python .ci/metrics_table.py`."""
+    """After a change of the table, run `python .ci/metrics_table.py`."""
     script = runpy.run_path(str(DOCS.parent / ".ci" / "metrics_table.py"))
     text = page("monitoring.md")
     assert script["updated"](text) == text
@@ -176,7 +176,7 @@ def test_python_in_the_docs_compiles(path: Path) -> None:
     "path", sorted([*DOCS.glob("*.md"), *DOCS.glob("migration/*.md")]), ids=lambda path: path.stem
 )
 def test_pages_for_users_link_only_pages_of_the_folder(path: Path) -> None:
-    """Someone may have only this folder; the index says where the other files are."""
+    """A user may have only this folder; the index says where the other files are."""
     for name in re.findall(r"\]\((\.\./[^)#]+)", path.read_text(encoding="utf-8")):
         inside = (path.parent / name).resolve().is_relative_to(DOCS)
         assert inside or path.name == "index.md", name
@@ -201,7 +201,7 @@ def test_index_links_every_page_once() -> None:
 
 @pytest.mark.parametrize("name", ["network.md", "sender.md", "transactions.md"])
 def test_state_diagrams_are_those_of_the_tables(name: str) -> None:
-    """After a change of a table: `python .ci/diagrams.py`."""
+    """After a change of a table, run `python .ci/diagrams.py`."""
     diagrams = runpy.run_path(str(DOCS.parent / ".ci" / "diagrams.py"))
     assert set(diagrams["PAGES"]) == {"network.md", "sender.md", "transactions.md"}
     text = page(f"design/{name}")
@@ -209,8 +209,8 @@ def test_state_diagrams_are_those_of_the_tables(name: str) -> None:
 
 
 def codes_by_module() -> dict[str, set[str]]:
-    """Module → the codes that it names as `Code.<NAME>`, apart from NONE, the table itself and the
-    fake cluster."""
+    """Map each module to the codes that it uses as `Code.<NAME>`, except NONE, and without the
+    table of codes and the fake cluster."""
     root = DOCS.parent / "aiokprod"
     found: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
@@ -237,8 +237,8 @@ def test_error_code_page_lists_every_code_that_is_handled_by_name() -> None:
 
 ROW_FIELDS = {field.name for field in dataclasses.fields(ErrorCode)} - {"number", "name", "text"}
 NOT_ROWS = {"error", "core.error", "failure", "self"}
-"""What has an attribute with the name of such a field, and is an exception; `self` except in the
-class of the rows."""
+"""Exceptions with an attribute that has the name of such a field; `self` except in the class of the
+rows."""
 
 
 def test_error_code_page_has_every_field_of_a_row() -> None:
@@ -247,7 +247,7 @@ def test_error_code_page_has_every_field_of_a_row() -> None:
 
 
 def readers_of_rows() -> dict[str, set[str]]:
-    """Field of a row → the modules that read it, apart from the fake cluster."""
+    """Map each field of a row to the modules that read it, without the fake cluster."""
     root = DOCS.parent / "aiokprod"
     found: dict[str, set[str]] = {name: set() for name in ROW_FIELDS}
     for path in root.rglob("*.py"):
@@ -268,8 +268,8 @@ def readers_of_rows() -> dict[str, set[str]]:
 
 
 def modules_by_name() -> dict[str, set[str]]:
-    """The modules that a page may mean by a name: the name of a file, with or without folders, or a
-    class or function at the top level."""
+    """Map each name that a page may use to its modules: the name of a file, with or without
+    folders, or of a class or function at the top level."""
     root = DOCS.parent / "aiokprod"
     found: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
@@ -363,11 +363,11 @@ FLAGS = (
     "sequence_reset",
     "proven_offset",
 )
-"""The flags of a batch that say what is known of its attempts."""
+"""The flags of a batch that describe its attempts."""
 
 
 def readers_of_flags() -> dict[str, set[str]]:
-    """Flag of a batch → the methods ("Class.method") and functions that read it."""
+    """Map each flag of a batch to the methods ("Class.method") and functions that read it."""
     found: dict[str, set[str]] = {flag: set() for flag in FLAGS}
 
     def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
@@ -399,7 +399,7 @@ def test_design_page_has_every_reader_of_a_flag() -> None:
             documented[flag.strip("`")] = {
                 name
                 for name in names
-                if name not in {"lost", "SequencePolicy.on_failure"}  # the explanation names them
+                if name not in {"lost", "SequencePolicy.on_failure"}  # only in the explanation
             }
     assert documented == readers_of_flags()
 

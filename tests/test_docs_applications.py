@@ -1,4 +1,4 @@
-"""docs/applications.md: its service runs, and the copy of the example is that of the file."""
+"""docs/applications.md: its service runs, and its copy of the example equals the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = (ROOT / "docs" / "applications.md").read_text(encoding="utf-8")
 
 
 def blocks(heading: str) -> str:
-    """The Python code of a section."""
+    """Return the Python code of a section."""
     section = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
 

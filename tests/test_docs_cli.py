@@ -1,4 +1,4 @@
-"""docs/cli.md: its commands print what the page says, and its options are those of the parser."""
+"""docs/cli.md: its commands print what the page shows, and its options are those of the parser."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ END = "@@end of a command@@"
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """The commands of all console blocks, in their order, each with what it prints."""
+    """Yield the commands of all console blocks in order, each with its output."""
     for block in re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL):
         yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 
 
 def without_measurements(text: str) -> str:
-    """The text without rates, times and latencies; counts stay."""
+    """Replace rates, times and latencies; keep counts."""
     text = re.sub(r"\d[\d,]*(?= records/s\b)|\d[\d,]*\.\d+", "N", text)
     return re.sub(r'(": )(?:\d+\.\d+|0)(?=,?$)', r"\1N", text, flags=re.MULTILINE)
 
@@ -101,7 +101,7 @@ def test_exit_codes_are_those_of_the_command() -> None:
 
 
 def options() -> set[str]:
-    """The options of all commands, without --help."""
+    """Return the options of all commands, without --help."""
     made = aiokprod_cli.parser()
     (commands,) = (
         action for action in made._actions if isinstance(action, argparse._SubParsersAction)
@@ -120,7 +120,7 @@ def test_the_page_names_every_option_and_no_other() -> None:
 
 
 def test_the_choices_of_compression_are_the_codecs() -> None:
-    """`aiokprod_cli` has its own list, because it must not import the package."""
+    """`aiokprod_cli` has a separate list, because it must not import the package."""
     (commands,) = (
         action
         for action in aiokprod_cli.parser()._actions

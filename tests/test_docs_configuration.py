@@ -1,4 +1,4 @@
-"""The tables of settings in docs/configuration.md are those of the code."""
+"""The settings tables in docs/configuration.md match the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = {
 
 
 def test_tables_are_those_of_the_code() -> None:
-    """After a change of the settings: `python .ci/settings_table.py`."""
+    """After a change of the settings, run `python .ci/settings_table.py`."""
     assert SCRIPT["updated"](TEXT) == TEXT
 
 

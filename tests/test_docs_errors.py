@@ -1,4 +1,5 @@
-"""docs/errors.md: an entry for every error class, tables as the code is, and examples that run."""
+"""docs/errors.md: an entry for every error class, tables that match the code, and examples that
+run."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_entries_are_in_the_order_of_the_table() -> None:
 
 
 def test_tables_are_those_of_the_code() -> None:
-    """After a change of the classes or codes: `python .ci/errors_tables.py`."""
+    """After a change of the classes or codes, run `python .ci/errors_tables.py`."""
     assert SCRIPT["updated"](TEXT) == TEXT
 
 

@@ -23,7 +23,7 @@ FIGURES = re.findall(r"<!-- figures: ([^\n]*) -->\n(.*?)<!-- end of figures -->"
 
 
 def rows(table: str) -> dict[str, dict[str, str]]:
-    """Case → column → value."""
+    """Map each case to its columns and values."""
     lines = [
         [cell.strip() for cell in line.strip("|\n ").split(" | ")] for line in table.splitlines()
     ]
@@ -33,7 +33,7 @@ def rows(table: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize(("group", "table"), FIGURES, ids=[group for group, _ in FIGURES])
 def test_figures_are_those_of_the_report(group: str, table: str) -> None:
-    """After new benchmarks, correct the rows, and what the text concludes from them."""
+    """After new benchmarks, correct the rows and the conclusions in the text."""
     found = REPORT.split(f"\n**{group}**\n\n")[1].split("\n\n")[0]
     measured, shown = rows(found), rows(table)
     assert shown
@@ -101,12 +101,12 @@ def test_the_producer_with_profiles_delivers_records_of_all_topics() -> None:
 
 
 OUTLASTED = 6.0
-"""Seconds of an outage, as the page says."""
+"""Seconds of an outage, as on the page."""
 
 
 async def send_in_outage(settings: ProducerSettings, *, election: bool, seconds: float) -> None:
-    """Send a record when an outage begins. It is an election of leaders that takes this long, or
-    no broker responds for this long."""
+    """Send a record when an outage begins: either an election of leaders takes this long, or no
+    broker responds for this long."""
     cluster = FakeCluster(3, failover_s=seconds if election else 0.1)
     async with Producer(
         bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(), **settings
@@ -140,7 +140,7 @@ def test_the_service_outlasts_an_outage(election: bool) -> None:
 
 
 def test_a_record_fails_with_the_batch_that_it_joins_in_an_outage() -> None:
-    """A call of `send` ends before `delivery_timeout_ms` has passed since it began."""
+    """A call of `send` may end before `delivery_timeout_ms` has passed since its start."""
 
     async def main() -> None:
         cluster = FakeCluster(3)

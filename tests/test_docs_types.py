@@ -1,4 +1,4 @@
-"""Programs in the docs pass mypy --strict, which finds calls that are not awaited, among others.
+"""Programs in the docs pass mypy --strict, which detects calls that are not awaited, among others.
 
 `test_docs.py` compiles all examples, and other tests run those that need no real brokers.
 """
@@ -20,11 +20,12 @@ PROGRAMS = {
     "testing.md": ["With pytest", "Broker failures", "Web services", "Clusters in other processes"],
     "tuning.md": ["Settings by topic", "Three starting points"],
 }
-"""Sections whose examples are complete. Those of one page other than testing.md are one program."""
+"""Sections with complete examples. The sections of a page form one program, except in
+testing.md."""
 
 
 def programs() -> dict[str, str]:
-    """Name of a module → its code."""
+    """Map the name of a module to its code."""
     found: dict[str, str] = {}
     for page, headings in PROGRAMS.items():
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")

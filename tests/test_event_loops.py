@@ -1,7 +1,7 @@
-"""The compiled awaitables on real event loops: asyncio's and uvloop's, with eager tasks as well.
+"""The compiled awaitables on real event loops: asyncio's and uvloop's, also with eager tasks.
 
-Most tests run on virtual time; these are what `noxfile.py` adds for each interpreter, since the
-core implements the slots of awaitables itself.
+Most tests use virtual time. `noxfile.py` runs these tests in addition for each interpreter, because
+the core implements the slots of awaitables itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Run: TypeAlias = Callable[[Callable[[Producer[Any, Any]], Awaitable[None]]], Fak
 
 LOOPS = ["asyncio", "uvloop"]
 if sys.version_info >= (3, 12):
-    # Not on uvloop: it calls the task factory with arguments that CPython 3.13.0 does not take.
+    # Not on uvloop: it calls the task factory with arguments that CPython 3.13.0 does not accept.
     LOOPS.append("asyncio, eager tasks")
 
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine function with a producer on a cluster behind sockets."""
+    """Return a function that runs a coroutine function with a producer on a cluster behind
+    sockets."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     if request.param == "uvloop":
         import uvloop

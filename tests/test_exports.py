@@ -44,13 +44,13 @@ def test_exports_errors_are_kafka_errors_and_all_are_exported() -> None:
 
 
 def in_a_new_process(*code: str) -> None:
-    """Run these lines; they assert."""
+    """Run these lines in a new process; they contain asserts."""
     subprocess.run([sys.executable, "-c", "\n".join(code)], check=True)
 
 
 def test_import_starts_nothing_and_pulls_in_no_extra() -> None:
-    """Importing opens no thread and loads neither test tools nor optional packages, nor what is
-    slow to import and few need: codecs, the metadata of installed packages."""
+    """The import starts no thread. It loads neither test tools nor optional packages, nor modules
+    that are slow to import and rarely needed: codecs, the metadata of installed packages."""
     in_a_new_process(
         "import sys, threading, aiokprod",
         "assert threading.active_count() == 1",
@@ -73,7 +73,7 @@ def test_library_of_a_codec_is_imported_with_the_producer() -> None:
 
 
 def test_package_of_the_checksum_can_still_be_imported() -> None:
-    """Only a module of it was loaded."""
+    """Only one module of the package was loaded."""
     in_a_new_process(
         "from aiokprod._wire.crc import crc32c as ours",
         "import crc32c",

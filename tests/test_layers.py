@@ -1,4 +1,4 @@
-"""Rules that no single file shows: layers, clocks, randomness."""
+"""Rules across files: layers, clocks, randomness."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOUNDATION = {
     "serializers",
     "topic_profiles",
 }  # fmt: skip
-"""Public values and extension points, and what they are made of."""
+"""Public values and extension points, and their building blocks."""
 FACADE = {"app", "blocking", "producer", "_client"}
 ALLOWED = {
     "_core": {"_core"},
@@ -40,13 +40,13 @@ MORE_ALLOWED = {
     # A subclass of `Producer`, which changes the order in which its engine sends.
     "aiokprod.testing.recording_producer": {"facade", "_engine"},
 }
-"""Besides what the layer of the module may import."""
+"""Additional layers that these modules may import."""
 SPARK_MAY_IMPORT = {
     "aiokprod._client.cluster_client",
     "aiokprod._log_fields",  # its log records have the same fields
     "aiokprod._redaction",  # a decorator for all code that has secrets in local variables
 }
-"""Besides its own modules and the public ones."""
+"""Modules that Spark code may import in addition to its own modules and the public ones."""
 
 
 def modules() -> Iterator[Path]:
@@ -59,7 +59,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """The layer of a dotted module name; None for the package itself."""
+    """Return the layer of a dotted module name, or None for the package itself."""
     parts = module.split(".")
     if len(parts) == 1:
         return None
@@ -71,7 +71,7 @@ def layer_of(module: str) -> str | None:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules of this package that a file imports, type-checking imports included."""
+    """Return the modules of this package that a file imports, including type-checking imports."""
     text = path.read_text()
     if path.suffix == ".pyx":
         words = [line.split() for line in text.splitlines() if line.lstrip().startswith("from ")]
@@ -130,7 +130,7 @@ CLOCKS = {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_
 
 
 def clock_reads(path: Path) -> list[int]:
-    """Lines that read a clock of the time module or of datetime."""
+    """Return the lines that read a clock of the time module or of datetime."""
     lines = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -144,7 +144,7 @@ def clock_reads(path: Path) -> list[int]:
     return lines
 
 
-# `environment` is the seam itself; real brokers, their processes and pipes live in real time.
+# `environment` defines the clock; real brokers, their processes and pipes run in real time.
 CLOCK_READERS = {
     "_cli.perf", "_cli.produce", "_cli.progress",  # they measure for a terminal
     "environment", "testing.kafka_cluster", "testing.kafka_node", "testing.kafka_admin",
@@ -168,7 +168,8 @@ def test_clock_reads_are_detected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [p for p in modules() if p.suffix == ".py"], ids=name_of)
 def test_randomness_comes_from_the_environment(path: Path) -> None:
-    """No call of the random module's own functions: they cannot be seeded per producer."""
+    """The functions of the random module itself are forbidden: they cannot be seeded per
+    producer."""
     if name_of(path).removeprefix("aiokprod.") in CLOCK_READERS:
         return
     for node in ast.walk(ast.parse(path.read_text())):
@@ -183,18 +184,19 @@ SNAPSHOT = re.compile(r"appender\.snapshot\s*=[^=]")
 
 
 def writers(pattern: re.Pattern[str]) -> dict[str, int]:
-    """How often each module has the pattern."""
+    """Count how often each module contains the pattern."""
     found = {name_of(path): len(pattern.findall(path.read_text())) for path in modules()}
     return {module: count for module, count in found.items() if count}
 
 
 def test_only_the_fast_path_switch_enables_the_fast_path() -> None:
-    """`Appender.enabled` is public for it alone; the constructor of `Appender` sets False."""
+    """`Appender.enabled` is public only for this switch; the constructor of `Appender` sets
+    False."""
     assert writers(ENABLED) == {"aiokprod._client.fast_path": 1, "aiokprod._core.append": 1}
     appender = (PACKAGE / "_core" / "append.pyx").read_text()
     assert "self.enabled = False\n" in appender
 
 
 def test_only_the_runtime_gives_the_append_path_its_metadata() -> None:
-    """`Appender.snapshot` is public for it alone."""
+    """`Appender.snapshot` is public only for the runtime."""
     assert writers(SNAPSHOT) == {"aiokprod._client.runtime": 1}

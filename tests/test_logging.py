@@ -20,7 +20,7 @@ METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
 def log_calls(path: Path) -> Iterator[ast.Call]:
-    """The calls that log in a module."""
+    """Yield the calls that log in a module."""
     for node in ast.walk(ast.parse(path.read_text())):
         if (
             isinstance(node, ast.Call)

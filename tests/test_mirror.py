@@ -94,7 +94,7 @@ ELSEWHERE = {
     "testing/pytest_plugin": "integration/conftest.py",
     "testing/transports": "testing/test_memory.py net/test_transports.py",
 }
-"""Module, without suffix -> its tests, where another division is more useful."""
+"""Map of a module, without suffix, to its tests, where another division is more useful."""
 
 OTHER_PLACES = ("foundation", "security", "spark/integration")
 
@@ -106,7 +106,7 @@ GROUPS = {
 
 
 def modules() -> list[str]:
-    """Modules with code, relative to the package and without suffix."""
+    """Return the modules with code, relative to the package and without suffix."""
     found = []
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]):
         module = path.relative_to(PACKAGE).with_suffix("").as_posix()
@@ -116,8 +116,8 @@ def modules() -> list[str]:
 
 
 def has_test(module: str) -> bool:
-    """True if there is a `test_<module>` in the folder of its package. The tests of public modules
-    are in `foundation`, those of TLS and SASL in `security`."""
+    """Return True if there is a `test_<module>` in the folder of its package. The tests of public
+    modules are in `foundation`, those of TLS and SASL in `security`."""
     *folders, name = (part.lstrip("_") for part in module.split("/"))
     pattern = f"test_{name}.py"
     places = ["/".join(folders[:depth]) for depth in range(len(folders), 0, -1)]

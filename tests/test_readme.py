@@ -1,4 +1,4 @@
-"""The README is true: its example runs, and the names in it are public."""
+"""The README is correct: its example runs, and the names in it are public."""
 
 from __future__ import annotations
 

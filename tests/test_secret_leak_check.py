@@ -1,4 +1,4 @@
-"""The canary finds what it is for, and nothing else."""
+"""The canary detects leaks, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.secret_leak_check import (
 
 WORD = "canary"
 
-# What is found here on purpose must not fail the run.
+# Intended findings of these tests must not fail the run.
 pytestmark = pytest.mark.canary_is_text
 
 
@@ -84,7 +84,7 @@ def test_canary_is_seen_in_causes_contexts_groups_and_notes_but_not_in_what_is_s
 
 
 def test_canary_guards_this_run(request: pytest.FixtureRequest) -> None:
-    """A debug record, an error and a closed producer of this very test are looked at."""
+    """A debug record, an error and a closed producer of this test are searched."""
     plugin: Any = request.config.pluginmanager.get_plugin("canary-guard")
     assert isinstance(plugin.guard, Guard)
     before = dict(plugin.guard.looked)
@@ -138,7 +138,7 @@ HIDDEN = "hunter2+hunter2/?>"
 
 
 def library(source: str, **names: Any) -> dict[str, Any]:
-    """Functions whose frames are not those of a test."""
+    """Return functions whose frames do not belong to a test."""
     exec(compile(source, "library", "exec"), names)
     return names
 
@@ -217,7 +217,7 @@ def test_canary_knows_a_key_by_its_middle_and_nothing_by_short_words() -> None:
 def test_canary_sees_frames_of_every_error_of_the_package_when_it_is_dropped_or_kept(
     request: pytest.FixtureRequest,
 ) -> None:
-    """That includes an error that no `pytest.raises` catches."""
+    """This includes an error that no `pytest.raises` catches."""
     guard: Guard = plugin_of(request).guard
     source = "def call(local, make):\n    raise make('harmless')"
     call = library(source)["call"]
@@ -315,7 +315,7 @@ def inner_run(folder: Path, conftest: str, *options: str) -> subprocess.Complete
 def test_canary_leak_after_the_last_test_fails_the_run(
     tmp_path: Path, conftest: str, text: str, options: tuple[str, ...]
 ) -> None:
-    """Under pytest-xdist the exit status of a worker is lost: the controller must judge."""
+    """Under pytest-xdist the exit status of a worker is lost, so the controller must judge."""
     run = inner_run(tmp_path, conftest, *options)
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
     assert text in run.stdout

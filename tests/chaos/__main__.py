@@ -1,8 +1,8 @@
 """Chaos: real brokers, real faults, three producers under load, every record accounted for.
 
     python -m tests.chaos                                   every fault, three runs
-    python -m tests.chaos --faults all-down,blackhole       some
-    python -m tests.chaos --report                          table of what --out holds
+    python -m tests.chaos --faults all-down,blackhole       some faults
+    python -m tests.chaos --report                          table of the results in --out
 
 Results are written to --out, one JSON object per run and workload.
 """
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def campaign(chosen: argparse.Namespace) -> bool:
-    """True if there was time for everything."""
+    """Play the chosen faults. Return True if the time was sufficient for all of them."""
     ends = time.monotonic() + chosen.seconds
     complete = True
     have: set[tuple[str, int]] = set()
@@ -76,8 +76,8 @@ async def campaign(chosen: argparse.Namespace) -> bool:
 
 
 def _plans(faults: Sequence[str], turn: int, replicas: bool) -> list[Plan]:
-    """The series of faults. The faults of a series need the same connections to the brokers, and
-    are at most `LONGEST`, so that the audit stays quick."""
+    """Return the series of faults. The faults of a series need the same connections to the brokers.
+    Each series has at most `LONGEST` faults, so that the audit stays quick."""
     mine = [name for name in faults if CATALOGUE[name].replicas == replicas]
     plans: list[Plan] = [[(name, turn)] for name in mine if CATALOGUE[name].alone]
     for network in (False, True):
@@ -101,7 +101,7 @@ async def _series(
         began = time.monotonic()
         try:
             results = await play(cluster, plan, chosen.rate, chosen.out.parent)
-        except Exception as error:  # the next one can still be run
+        except Exception as error:  # the next plan can still be run
             print(f"{names} #{plan[0][1]} were not played to their end: {error!r}", flush=True)
             with chosen.out.open("a") as out:
                 for name, turn in plan:

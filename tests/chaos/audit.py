@@ -1,6 +1,7 @@
-"""Compares the log with what was reported, for millions of records.
+"""Compares the log with the reported outcomes, for millions of records.
 
-Read with confluent-kafka (CRCs checked), compared in arrays. One topic, any number of producers.
+The log is read with confluent-kafka (CRCs checked) and compared as arrays. It has one topic and any
+number of producers.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from tests.chaos.worker import (
 
 READ_TIMEOUT = 60.0
 UNKNOWN_OFFSETS = 0.001
-"""So large a part of the acknowledged records may be without an offset: a broker that had a batch
-before does not always tell where."""
+"""Maximum share of the acknowledged records without an offset: a broker that already had a batch
+does not always return its offset."""
 PROBE = b"probe"
 
 Array: TypeAlias = NDArray[Any]
@@ -39,10 +40,10 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass
 class Log:
-    """Everything in a topic, by partition in order of offsets: arrays of equal length.
+    """All records of a topic, by partition in order of offsets: arrays of equal length.
 
     Attributes:
-        first: what has to be added to a sequence to have that of the worker.
+        first: added to a sequence, gives the sequence of the worker.
     """
 
     partition: Array
@@ -56,7 +57,7 @@ class Log:
     first: int = 0
 
     def part(self, first: int, stop: int) -> Log:
-        """The records with these sequences, counted from 0."""
+        """Return the records with these sequences, counted from 0."""
         chosen = (self.sequence >= first) & (self.sequence < stop)
         return Log(
             self.partition[chosen],
@@ -70,15 +71,15 @@ class Log:
 
 
 def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
-    """All records of a topic that begins at offset 0, without those of aborted transactions. Raises
-    AssertionError if a partition cannot be read to its end, for example because a transaction was
-    left open.
-
-    An AssertionError tells that a partition cannot be read to its end, for example because a
-    transaction was left open.
+    """Read all records of a topic that begins at offset 0, without those of aborted transactions.
 
     Args:
-        bare: their writer gave them no headers and no timestamps.
+        bare: the records were written without headers and timestamps.
+
+    Raises:
+        AssertionError: a partition cannot be read to its end, for example because a transaction was
+            left
+            open.
     """
     reader = _Reader(topic, bare=bare)
     ends = _end_offsets(servers, topic)
@@ -88,7 +89,7 @@ def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
             "group.id": "chaos-audit",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
-            # Use this event to find the end: records cannot be counted up to an end offset, because
+            # This event marks the end: records cannot be counted up to an end offset, because
             # control records take offsets as well.
             "enable.partition.eof": True,
             "check.crcs": True,
@@ -120,8 +121,8 @@ def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
 
 
 def _end_offsets(servers: str, topic: str) -> dict[int, int]:
-    """The high watermark of each partition. With `read_committed` a consumer gets the last stable
-    offset instead, which would hide an open transaction."""
+    """Return the high watermark of each partition. With `read_committed` a consumer gets the last
+    stable offset instead, which would hide an open transaction."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "chaos-audit", "log_level": 0})
     try:
         ends = {}
@@ -187,20 +188,20 @@ class _Reader:
 
 
 def _keys_of(rows: Array) -> list[bytes | None]:
-    """The keys that the worker gives to records without a requested partition."""
+    """Return the keys that the worker uses for records without a requested partition."""
     numbers = zip((rows["sequence"] % len(KEYS)).tolist(), rows["asked"].tolist(), strict=True)
     return [KEYS[number] if asked < 0 else None for number, asked in numbers]
 
 
 def _headers_of(rows: Array) -> list[list[tuple[str, bytes]]]:
-    """The headers that the worker gives to its records."""
+    """Return the headers that the worker adds to its records."""
     return [list(headers_of(number)) for number in rows["sequence"].tolist()]
 
 
 @dataclass
 class Verdict:
-    """Counts of one producer; `examples` names some of what is wrong. `torn` counts transactions of
-    which readers see a part."""
+    """Counts of one producer. `examples` contains some of the violations, `torn` counts
+    transactions of which readers see only a part."""
 
     records: int = 0
     acknowledged: int = 0
@@ -223,7 +224,7 @@ class Verdict:
     examples: list[str] = field(default_factory=list)
 
     def wrong(self, *, duplicates_allowed: bool = False) -> list[str]:
-        """Names of the broken promises."""
+        """Return the names of the broken promises."""
         checked = ["lost", "inversions", "wrong_place", "wrong_offset"]
         checked += ["definite_but_present", "corrupt", "unsettled", "torn"]
         if not duplicates_allowed:
@@ -246,11 +247,13 @@ def judge(
     """Check one producer's promises (arrays of its ledger) against the log.
 
     Args:
-        topic_made_at: the topic was deleted and created again at this time: what was acknowledged
-            before may be gone with the old one.
-        grown: its partitions were doubled: a key may have a second place.
-        partitions: how many the topic had at first. A key lies where murmur2 puts it among those,
-            or among twice as many once they were doubled.
+        topic_made_at: the topic was deleted and recreated at this time: records acknowledged before
+            may
+            be lost with the old topic.
+        grown: its partitions were doubled: a key may be in a second partition.
+        partitions: initial number of partitions. A key is where murmur2 puts it among those, or
+            among
+            twice as many once they were doubled.
     """
     verdict = Verdict(records=len(told["state"]))
     state = told["state"]
@@ -301,8 +304,8 @@ def _example(verdict: Verdict, name: str, found: Array) -> None:
 
 
 def _torn(transaction: Array, copies: Array) -> Array:
-    """Numbers of the transactions of which only a part of the records is in the log, however they
-    ended."""
+    """Return the numbers of the transactions of which only some records are in the log, whatever
+    their end was."""
     present = np.unique(transaction[copies > 0])
     both = np.intersect1d(present, transaction[copies == 0])
     torn: Array = both[both != NO_TRANSACTION]
@@ -310,8 +313,8 @@ def _torn(transaction: Array, copies: Array) -> Array:
 
 
 def _strayed_keys(where: Array, sequence: Array, counts: tuple[int, ...]) -> int:
-    """Records in another partition than that of their key, for each number of partitions that the
-    producer may have known."""
+    """Count the records in another partition than that of their key, for each number of partitions
+    that the producer may have cached."""
     hashes = np.array([murmur2(key) & 0x7FFFFFFF for key in KEYS], np.int64)[sequence % len(KEYS)]
     fits: Array = np.zeros(len(where), bool)
     for count in counts:

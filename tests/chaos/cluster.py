@@ -17,8 +17,8 @@ PATIENCE = 90.0
 class ChaosCluster(KafkaCluster):
     """A `KafkaCluster` with two more listeners per node.
 
-    Its own plaintext listener stays direct: it serves the checker and the probe, and clients in
-    faults that are not of the network. `proxied_servers` leads through the links `client-1`,
+    The plaintext listener of the base class stays direct: the checker, the probe, and clients use
+    it when the fault is not in the network. `proxied_servers` uses the links `client-1`,
     `client-2`, …; with `replicas_through_proxy` the brokers fetch from each other through
     `replica-1`, ….
     """
@@ -82,7 +82,8 @@ class ChaosCluster(KafkaCluster):
     # -- what the base class has no use for ----------------------------------------------------
 
     async def reassign(self, topic: str, replicas: Mapping[int, Sequence[int]]) -> None:
-        """Give partitions other replicas (the first leads); returns when that is done."""
+        """Assign other replicas to partitions (the first one leads); return when that is
+        complete."""
         await asyncio.to_thread(self._reassign, topic, replicas)
 
     def _reassign(self, topic: str, replicas: Mapping[int, Sequence[int]]) -> None:
@@ -101,7 +102,7 @@ class ChaosCluster(KafkaCluster):
             admin.close()
 
     async def elect_preferred(self, topic: str, partitions: Sequence[int]) -> None:
-        """Let the first replica of each partition lead it."""
+        """Make the first replica of each partition its leader."""
         await asyncio.to_thread(self._elect, topic, list(partitions))
 
     def _elect(self, topic: str, partitions: list[int]) -> None:
@@ -118,11 +119,12 @@ class ChaosCluster(KafkaCluster):
         return KafkaAdminClient(bootstrap_servers=self.bootstrap_servers.split(","))
 
     async def controller(self) -> int:
-        """The node whose controller is active."""
+        """Return the node whose controller is active."""
         return await asyncio.to_thread(self._controller)
 
     def _controller(self) -> int:
-        # Ask the quorum, because brokers name any node as the controller in Metadata (KIP-590).
+        # Ask the quorum, because brokers may return any node as the controller in Metadata
+        # (KIP-590).
         admin = self._kafka_python()
         try:
             quorum = admin.describe_metadata_quorum()

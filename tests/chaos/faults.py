@@ -16,18 +16,18 @@ from tests.integration.probe import until_serving
 
 PARTITIONS = 6
 METADATA_MAX_AGE_MS = 1_000
-"""Of producers that have to find partitions which were added."""
+"""metadata.max.age.ms of producers that have to find added partitions."""
 
 
 @dataclass
 class Scene:
-    """The cluster and the topic that a fault acts on, and what it notes.
+    """The cluster and the topic that a fault acts on, and the recorded effects.
 
     Attributes:
-        outages: (from, to) during which the network was dead, instants of `time.monotonic()`, and
-            for which nodes.
-        topic_made_at: when a topic that was deleted was made again.
-        grown_at: when each of the partitions that were added had its leader.
+        outages: (from, to) of each network outage, instants of `time.monotonic()`, and the affected
+            nodes.
+        topic_made_at: when a deleted topic was recreated.
+        grown_at: when each of the added partitions had its leader.
     """
 
     cluster: ChaosCluster
@@ -40,7 +40,7 @@ class Scene:
 
     @property
     def victim(self) -> int:
-        """Another node for every run."""
+        """The affected node, another one in every run."""
         return 1 + self.turn % len(self.cluster.node_ids)
 
     def link(self, node: int | None = None, kind: str = "client") -> str:
@@ -50,14 +50,13 @@ class Scene:
         return [self.link(node) for node in self.cluster.node_ids]
 
     async def whole(self, partitions: int = PARTITIONS) -> float:
-        """Returns once every replica is in sync."""
+        """Wait until every replica is in sync. Return the instant."""
         in_sync = len(self.cluster.node_ids)
         return await until_serving(self.cluster, self.topic, in_sync=in_sync, partitions=partitions)
 
     @asynccontextmanager
     async def weather(self, *links: str, dead: bool = False, **weather: Any) -> AsyncIterator[None]:
-        """Let these links misbehave for a while; `dead`: nothing gets through that a client can
-        use."""
+        """Disturb these links for a while. `dead`: no data gets through that a client can use."""
         network = self.cluster.network
         began = time.monotonic()
         network.set(*links, **weather)
@@ -78,12 +77,12 @@ class Entry:
     """A fault of the catalogue.
 
     Attributes:
-        text: for the report.
-        play: does it.
-        network: clients go through the proxy.
+        text: description for the report.
+        play: causes the fault.
+        network: clients connect through the proxy.
         replicas: brokers fetch from each other through the proxy.
         alone: cannot share its topic with other faults.
-        settings: of the producers, beside the common ones.
+        settings: producer settings in addition to the common ones.
     """
 
     text: str
@@ -169,7 +168,7 @@ async def leaders_moved(scene: Scene) -> None:
 
 
 async def replicas_reassigned(scene: Scene) -> None:
-    """Every partition loses its leader for good, then gets a third replica again."""
+    """Move the leader of every partition permanently, then add a third replica again."""
     nodes = scene.cluster.node_ids
     for turn in (1, 2):
         pairs = {p: _turned(nodes, p + turn)[:2] for p in range(PARTITIONS)}
@@ -220,7 +219,7 @@ async def blackhole(scene: Scene) -> None:
 
 
 async def answers_lost(scene: Scene) -> None:
-    """Requests arrive, answers do not; then the connections break."""
+    """Let requests arrive but no responses; then break the connections."""
     async with scene.weather(scene.link(), dead=True, silent_to_client=True):
         await asyncio.sleep(2.0)
         scene.cluster.network.reset(scene.link())
@@ -235,7 +234,7 @@ async def client_cut_off(scene: Scene) -> None:
 
 
 async def resets(scene: Scene) -> None:
-    """No connection lives for longer than 0.4 s, so that only some of the requests succeed."""
+    """Reset every connection after at most 0.4 s, so that only some of the requests succeed."""
     async with scene.weather(*scene.links()):
         for _ in range(12):
             scene.cluster.network.reset(*scene.links())
@@ -243,7 +242,7 @@ async def resets(scene: Scene) -> None:
 
 
 async def cuts(scene: Scene) -> None:
-    """Connections break at random positions of requests and responses."""
+    """Break connections at random positions of requests and responses."""
     async with scene.weather(*scene.links(), cut_after=600_000):
         await asyncio.sleep(5.0)
 
@@ -255,7 +254,7 @@ async def refused(scene: Scene) -> None:
 
 
 async def replication_cut(scene: Scene) -> None:
-    """Followers cannot fetch from one leader: its in-sync set shrinks below the minimum."""
+    """Stop the followers of one leader from fetching: its in-sync set shrinks below the minimum."""
     both = {"silent_to_broker": True, "silent_to_client": True}
     async with scene.weather(scene.link(kind="replica"), **both):
         await asyncio.sleep(12.0)

@@ -1,8 +1,8 @@
-"""Measures when the cluster itself could take records, with the simplest possible client.
+"""Measures when the cluster itself could accept records, with the simplest possible client.
 
-Per partition, one small Produce request (acks=all) after the other to its current leader, over
-direct connections, in threads: no batching, no backoff, no state that could be wrong. The longest
-time without an acknowledgment is the brokers' own fail-over.
+For each partition, small Produce requests (acks=all) are sent one after the other to the current
+leader, over direct connections, in threads: no batching, no backoff, no state that could be wrong.
+The longest time without an acknowledgment is the brokers' own failover time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tests.integration.roundtrip import produce_error, produce_frame, read_frame
 EVERY = 0.1
 AGAIN = 0.03
 GIVE_UP = 3.0
-"""Seconds an answer may take while the leader stays the same."""
+"""Maximum seconds for a response while the leader stays the same."""
 USUAL = 0.3
-"""Seconds between two probes that mean nothing."""
+"""Pauses between two probes up to this number of seconds are not outages."""
 LEARNT = 0.25
-"""Seconds that a change of leaders may be known late."""
+"""Seconds by which a leader change may be detected late."""
 
 
 class Availability:
     """Instants (`time.monotonic()`) of acknowledged probes, per partition.
 
-    `excluded` holds nodes that are frozen: asking them would only cost time.
+    `excluded` contains frozen nodes, because requests to them would only cost time.
     """
 
     def __init__(self, cluster: KafkaCluster, topic: str, partitions: int) -> None:
@@ -72,12 +72,12 @@ class Availability:
         return common([(a, b) for a, b in pairs if b - a > USUAL], [window])
 
     def shared(self, partition: int, window: Span) -> list[Span]:
-        """The times during which the leader of the partition also led another partition that could
-        not be written.
+        """Return the times during which the leader of the partition also led another partition that
+        could not be written.
 
-        A leader answers a request when all its partitions are done, and takes the next one of the
-        connection only then: a client that sends several partitions at once waits for the slowest
-        one. The probe does not, because it has a connection for each partition.
+        A leader responds to a request when all its partitions are complete, and only then processes
+        the next request of the connection. A client that sends several partitions at once waits for
+        the slowest one. The probe does not, because it has a connection for each partition.
         """
         found: list[Span] = []
         for other in self.successes:
@@ -117,7 +117,7 @@ class Availability:
         if answer is None:
             return
         if answer.error_code:
-            self._leaders.clear()  # deleted; a new one begins with epoch 0 again
+            self._leaders.clear()  # deleted; a recreated topic starts with epoch 0 again
         for partition in answer.partitions:
             known = self._leaders.get(partition.partition_index, (-1, -1))
             told = (partition.leader_epoch, partition.leader_id)

@@ -5,9 +5,10 @@
         ...
         network.heal()
 
-For machines whose kernel cannot do it between network namespaces. Every *link* listens on a port of
-the loopback interface and forwards to another; what a link does to its bytes is a `Weather`. Bytes
-of a silenced link are kept and delivered late, as TCP would after retransmitting them.
+It is for machines whose kernel cannot disturb traffic between network namespaces. Every *link*
+listens on a port of the loopback interface and forwards to another port; its `Weather` says how it
+treats the bytes. Bytes of a silenced link are kept and delivered late, as TCP would after a
+retransmission.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ HOST = "127.0.0.1"
 START_TIMEOUT = 30.0
 HIGH_WATER = 256 * 1024
 RETRANSMISSION_S = (0.2, 0.4, 0.8)
-"""Seconds a lost segment holds up what comes after it: first, second and third time-out of TCP."""
+"""Seconds that a lost segment delays the following bytes: first, second and third timeout of
+TCP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What a link does.
+    """The behaviour of a link.
 
     Attributes:
-        delay_s: seconds every byte takes, each way.
+        delay_s: delay of every byte in seconds, each way.
         rate: bytes per second and direction, over all connections of the link; 0 = no limit.
-        loss: chance that a chunk is lost and held up by a retransmission.
-        silent_to_broker, silent_to_client: nothing gets through that way; neither side is notified.
+        loss: probability that a chunk is lost and delayed by a retransmission.
+        silent_to_broker, silent_to_client: no data passes in this direction, and neither side is
+            notified.
         cut_after: a connection is reset after a random number of bytes up to this; 0 = never.
         refuse: new connections are reset.
     """
@@ -55,9 +58,9 @@ class Weather:
 
 
 class FaultyNetwork:
-    """The proxy process, as its owner sees it. `links`: name -> (port to listen on, target port).
+    """Controls the proxy process. `links`: name -> (port to listen on, target port).
 
-    Blocking calls, each a line to the process: microseconds.
+    The calls block; each writes a line to the process, which takes microseconds.
     """
 
     def __init__(self, links: Mapping[str, tuple[int, int]], seed: int = 1) -> None:
@@ -89,15 +92,15 @@ class FaultyNetwork:
                 process.communicate()
 
     def set(self, *names: str, **weather: Any) -> None:
-        """Let these links (none: all) have exactly this weather, for old and new connections."""
+        """Set exactly this weather for these links (none: all), for old and new connections."""
         self._say({"do": "set", "links": list(names or self.links), "weather": weather})
 
     def reset(self, *names: str) -> None:
-        """RST on every connection of these links (none: all)."""
+        """Reset (RST) every connection of these links (none: all)."""
         self._say({"do": "reset", "links": list(names or self.links)})
 
     def heal(self, *names: str) -> None:
-        """End all faults; bytes that were held back are delivered."""
+        """End all faults; the delayed bytes are delivered."""
         self.set(*names)
 
     def _say(self, command: dict[str, Any]) -> None:
@@ -165,7 +168,7 @@ class _Connection:
                 pipe.push()
 
     def spend(self, size: int) -> int:
-        """How many of `size` bytes may pass before the connection is cut."""
+        """Return how many of `size` bytes may pass before the connection is cut."""
         if not self.budget:
             return size
         passed = min(size, self.budget - 1)
@@ -184,14 +187,13 @@ class _Connection:
             transport.abort()
 
     def finished(self, to_broker: bool) -> None:
-        """One side has closed its end: close the other one too, after the bytes that are on their
-        way."""
+        """One side has closed its socket: close the other one too, after the bytes in transit."""
         if not self.ended:
             self.pipes[to_broker].finish()
 
 
 class _Pipe:
-    """One direction: chunks with the instant at which each may arrive."""
+    """One direction of a connection: chunks, each with its delivery time."""
 
     def __init__(self, connection: _Connection, to_broker: bool) -> None:
         self.connection = connection
@@ -224,7 +226,7 @@ class _Pipe:
         self.push()
 
     def push(self) -> None:
-        """Deliver what is due."""
+        """Deliver the chunks that are due."""
         connection = self.connection
         out = connection.sides.get(not self.to_broker)
         if self.timer is not None:
@@ -253,7 +255,7 @@ class _Pipe:
         self.push()
 
     def _throttle(self) -> None:
-        """Read no more than the line holds."""
+        """Stop reading while the line holds its maximum of bytes."""
         source = self.connection.sides.get(self.to_broker)
         if source is None or source.is_closing():
             return
@@ -264,7 +266,7 @@ class _Pipe:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two sockets; `to_broker`: it reads what the client sends to the broker."""
+    """One of the two sockets. `to_broker`: it reads the bytes from the client to the broker."""
 
     def __init__(self, connection: _Connection, *, to_broker: bool) -> None:
         self.connection = connection
@@ -314,7 +316,7 @@ def _obey(links: dict[str, _Link], command: dict[str, Any]) -> None:
 
 
 async def serve(seed: int, addresses: Mapping[str, tuple[int, int]]) -> None:
-    """Forwards until standard input ends."""
+    """Forward until standard input ends."""
     loop = asyncio.get_running_loop()
     rng = random.Random(seed)
     links = {name: _Link(target, rng) for name, (_, target) in addresses.items()}

@@ -14,8 +14,8 @@ Result = dict[str, Any]
 
 
 def load(path: Path) -> list[Result]:
-    """One JSON object per line: of each run the last that was noted. `not_played` tells why one
-    could not be played to its end."""
+    """Read one JSON object per line; of each run, return the last one. `not_played` says why a run
+    could not be completed."""
     runs: dict[tuple[str, int], dict[str, Result]] = {}
     for line in path.read_text().splitlines():
         one = json.loads(line)
@@ -27,7 +27,7 @@ def load(path: Path) -> list[Result]:
 
 
 def broken(results: Iterable[Result]) -> list[str]:
-    """The promises that were not kept, and what was not played."""
+    """Return the broken promises and the incomplete runs."""
     told = []
     for one in results:
         if "not_played" in one:
@@ -42,13 +42,13 @@ def _total(results: Iterable[Result], name: str) -> int:
 
 
 def _most(results: Iterable[Result], name: str) -> str:
-    """The largest of a figure that whole series have, as far as it was noted."""
+    """Return the maximum of a figure of whole series, where it was recorded."""
     noted = [result["series"][name] for result in results if name in result["series"]]
     return f"{max(noted):.3f}" if noted else "?"
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: a row per fault and workload, worst values of its runs."""
+    """Return a Markdown table: a row per fault and workload, with the worst values of its runs."""
     lines = [
         "| fault | producer | runs | records | lost | doubled | inverted | wrong offset | "
         "unknown | rate held | of both | unavailable | brokers' own | excess | metadata/s |",
@@ -103,7 +103,7 @@ def _transactions(results: Sequence[Result]) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The figures the acceptance asks for."""
+    """Return the figures that the acceptance criteria require."""
     complaints = broken(results)
     results = [one for one in results if "not_played" not in one]
     if not results:

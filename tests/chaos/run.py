@@ -1,4 +1,4 @@
-"""One run: a topic, three producers under load, a fault, and the verdict on each."""
+"""One run: a topic, three producers under load, a fault, and the verdict on each producer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.chaos.worker import ACKNOWLEDGED, Orders
 from tests.integration.spy import busiest_second
 
 WARM_UP = 10.0
-"""Seconds of load before anything counts: brokers just started compile what they run."""
+"""Seconds of load before anything counts: brokers that have just started compile their code."""
 BEFORE = 1.5
 AFTER = 1.5
 SETTLED = 2.0
-"""Seconds after a fault from which load counts as undisturbed again."""
+"""Seconds after a fault until the load counts as undisturbed again."""
 GRACE = 2.0
-"""Seconds a producer may be unavailable longer than the brokers or the network."""
+"""Maximum seconds that a producer may be unavailable longer than the brokers or the network."""
 HELD = 10_000
-"""Records per second of all producers that must get through while nothing is broken; of what is
-offered, if that is less, nearly all."""
+"""Minimum records per second of all producers without a fault; if less is offered, nearly all of
+it."""
 NEARLY = 0.8
 READY_WITHIN = 60.0
 ENDS_WITHIN = 150.0
@@ -50,19 +50,19 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "idempotent": {"enable_idempotence": True},
     # Without idempotence, only one request in flight per connection keeps records in order.
     "plain": {"enable_idempotence": False, "max_in_flight_requests_per_connection": 1},
-    # Gets another `transactional_id` in each run.
+    # uses another `transactional_id` in each run
     "transactional": {},
 }
 TRANSACTIONS_PER_SECOND = 10
 TRANSACTIONAL_SHARE = 6
-"""The transactional producer is offered one record where the others are offered this number."""
+"""The transactional producer is offered one record per this number of records of the others."""
 RECOVERS = 10.0
-"""Seconds after a fault within which a transaction commits."""
+"""Maximum seconds after a fault until a transaction commits."""
 
 
 @dataclass
 class Act:
-    """One fault of a series and when it was played; `end` is where the next one's time begins."""
+    """One fault of a series and its times. The time of the next fault begins at `end`."""
 
     fault: str
     turn: int
@@ -74,17 +74,17 @@ class Act:
 
     @property
     def quiet(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """The times before and after it, while nothing was broken."""
+        """The times before and after the fault without a disturbance."""
         return (self.start, self.began), (self.ended + SETTLED, self.end)
 
 
 async def play(
     cluster: ChaosCluster, plan: Sequence[tuple[str, int]], rate: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """Faults (name, turn) one after the other under the load of one producer per workload.
+    """Play faults (name, turn) sequentially under the load of one producer per workload.
 
-    One result per fault and workload; both produce at the same time, into the same topic. All
-    faults of a plan reach the brokers the same way and have the same settings.
+    Return one result per fault and workload. All workloads produce at the same time into the same
+    topic. All faults of a plan use the same connections to the brokers and the same settings.
     """
     entry = CATALOGUE[plan[0][0]]
     topic = f"chaos-{uuid.uuid4().hex[:8]}"
@@ -190,7 +190,8 @@ def _orders(
 
 
 def _recovered(commits: NDArray[Any], act: Act) -> float:
-    """Seconds from the end of the fault to the next commit; `inf` if there was none."""
+    """Return the seconds from the end of the fault to the next commit, or `inf` if there was
+    none."""
     later = commits[commits >= act.ended]
     return round(float(later[0] - act.ended), 2) if len(later) else float("inf")
 
@@ -202,12 +203,13 @@ def _wrong(
     gaps: dict[str, float],
     recovered: float | None,
 ) -> list[str]:
-    """Names of the promises that this fault broke. What only the whole series shows counts for
-    every fault.
+    """Return the names of the promises that this fault broke. Violations that are only visible in
+    the whole series count for every fault.
 
     Args:
-        recovered: seconds to the first commit after the fault; None without transactions. Their
-            records wait for the transaction coordinator as well, of which `gaps` knows nothing.
+        recovered: seconds to the first commit after the fault; None without transactions.
+            Transactional
+            records also wait for the transaction coordinator, which `gaps` does not include.
     """
     allowed = workload == "plain"
     wrong = verdict.wrong(duplicates_allowed=allowed)
@@ -223,7 +225,7 @@ def _wrong(
 
 
 def _strange(stats: dict[str, Any]) -> list[str]:
-    """Violations that no record shows."""
+    """Return the violations that no record shows."""
     names = {
         "close_hung": "close hung",
         "changed_its_mind": "another outcome later",
@@ -233,7 +235,7 @@ def _strange(stats: dict[str, Any]) -> list[str]:
 
 
 def _grew(told: dict[str, NDArray[Any]], scene: Scene) -> bool:
-    """Partitions that were added are found as soon as the metadata is old, and used."""
+    """Check that added partitions are found and used as soon as the metadata is old."""
     if scene.grown_at is None:
         return True
     by = scene.grown_at + METADATA_MAX_AGE_MS / 1000 + GRACE
@@ -242,17 +244,17 @@ def _grew(told: dict[str, NDArray[Any]], scene: Scene) -> bool:
 
 
 def _rate(told: dict[str, NDArray[Any]], *windows: tuple[float, float]) -> float:
-    """Acknowledged records per second in all windows together."""
+    """Return the acknowledged records per second in all windows together."""
     acks = told["settled"][told["state"] == ACKNOWLEDGED]
     count = sum(np.count_nonzero((acks >= begin) & (acks < end)) for begin, end in windows)
     return float(count / sum(end - begin for begin, end in windows))
 
 
 def _gaps(told: dict[str, NDArray[Any]], probe: Availability, act: Act) -> dict[str, float]:
-    """The longest time without an acknowledgment in any partition, the longest part of such a time
-    in which the brokers would not have taken a record of the partition either, and the longest part
-    in which they would. `alone_s` is the latter if no partition had to wait for another one of its
-    leader."""
+    """Return the longest time without an acknowledgment in any partition, the longest part of such
+    a time in which the brokers would not have accepted a record of the partition either, and the
+    longest part in which they would. `alone_s` is the last value without waits for other partitions
+    of the same leader."""
     found = {"unavailable_s": 0.0, "broker_s": 0.0, "excess_s": 0.0, "alone_s": 0.0}
     acked = told["state"] == ACKNOWLEDGED
     for partition in range(PARTITIONS):

@@ -1,4 +1,4 @@
-"""Sets of time: lists of (from, to) with from < to, in seconds, in any order."""
+"""Sets of times: lists of (from, to) with from < to, in seconds, in any order."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ Span = tuple[float, float]
 
 
 def common(ones: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """The times that both sets contain."""
+    """Return the times that both sets contain."""
     others = list(others)
     pairs = [(max(a, c), min(b, d)) for a, b in ones for c, d in others]
     return [(begin, end) for begin, end in pairs if begin < end]
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Total seconds, each counted once."""
+    """Return the total seconds; overlaps count once."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

@@ -48,8 +48,7 @@ PARTITIONS = 6
 
 
 class AuditHarness:
-    """A correct log and the ledger of its producer, one row per record, to be changed by the
-    tests."""
+    """A correct log and the ledger of its producer, one row per record, which the tests change."""
 
     def __init__(self) -> None:
         numbers = np.arange(COUNT)
@@ -72,7 +71,7 @@ class AuditHarness:
         return judge(self.log(), 3, self.told, partitions=PARTITIONS, **options)
 
     def log(self) -> Log:
-        """Rows of one partition lie in their order, from offset 0 on."""
+        """Return the log. The rows of a partition are in their order, from offset 0 on."""
         rows, true = read(TOPIC, [self.values[number] for _, number in self.rows])
         where = np.array([partition for partition, _ in self.rows], np.int32)
         offset: Any = np.zeros(len(where), np.int64)
@@ -116,10 +115,10 @@ def test_judge_finds_what_was_spoilt(seed: int) -> None:
         harness.rows.append(harness.rows[victim])
     elif kind == "inversions":
         victim |= 1
-        other = victim + 2 * PARTITIONS  # both asked for the same partition
+        other = victim + 2 * PARTITIONS  # both requested the same partition
         harness.rows[victim], harness.rows[other] = harness.rows[other], harness.rows[victim]
     elif kind == "wrong_place":
-        victim |= 1  # one that asked for a partition
+        victim |= 1  # a record that requested a partition
         harness.rows[victim] = ((harness.rows[victim][0] + 1) % PARTITIONS, victim)
     elif kind == "wrong_offset":
         harness.told["offset"][victim] += 1
@@ -176,7 +175,7 @@ def test_record_with_the_key_of_another_is_corrupt() -> None:
 def _message(
     number: int, value: bytes, key: bytes | None, *, headers: Any = "own", stamp: int = 0
 ) -> Any:
-    """As confluent-kafka gives it; what the worker would send by default."""
+    """Return a message as from confluent-kafka, by default with what the worker sends."""
     own = list(headers_of(number)) or None
     return SimpleNamespace(
         error=lambda: None, value=lambda: value, key=lambda: key, partition=lambda: 4,
@@ -410,7 +409,8 @@ def test_rate_counts_acknowledgments_in_the_quiet_windows_only() -> None:
 
 
 class Times:
-    """Six partitions led by nodes 1, 2, 3, 1, 2, 3, which took every probe of ten seconds."""
+    """Six partitions led by nodes 1, 2, 3, 1, 2, 3, which accepted every probe during ten
+    seconds."""
 
     def __init__(self) -> None:
         self.probe = Availability(None, TOPIC, PARTITIONS)  # type: ignore[arg-type]
@@ -431,7 +431,7 @@ class Times:
         return [float(at) for at in self.seconds if not any(a < at < b for a, b in spans)]
 
     def judge(self, idle: dict[int, list[tuple[float, float]]]) -> dict[str, float]:
-        """Of a producer without acknowledgments of these partitions in these times."""
+        """Judge a producer without acknowledgments of these partitions in these times."""
         acks = [(p, at) for p in range(PARTITIONS) for at in self._outside(idle.get(p, []))]
         told = {
             "state": np.ones(len(acks), np.uint8),

@@ -1,8 +1,8 @@
-"""Record values that identify their records, made and checked a million at a time.
+"""Record values that identify their records, created and checked a million at a time.
 
-100 bytes, little endian: magic, producer, partition asked (-1: none), topic, sequence, a digest
-over all these, and filler derived from the digest. So a value that was cut, mixed up or written
-to another topic or partition is distinguished from a true one, which a batch's CRC cannot do.
+A value has 100 bytes, little endian: magic, producer, requested partition (-1: none), topic,
+sequence, a digest over these fields, and filler derived from the digest. The digest detects a value
+that was truncated, mixed up or written to another topic or partition, which a batch's CRC cannot.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def topic_number(topic: str) -> int:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every input bit moves every output bit."""
+    """Apply the finaliser of splitmix64: every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _seal(rows: NDArray[Any]) -> None:
-    """Digest and filler, derived from the other fields."""
+    """Write the digest and the filler, derived from the other fields."""
     who = (rows["producer"].astype(np.uint64) << np.uint64(16)) | rows["asked"].astype(
         np.int64
     ).view(np.uint64) & np.uint64(0xFFFF)
@@ -59,7 +59,7 @@ def _seal(rows: NDArray[Any]) -> None:
 
 
 def make(topic: str, producer: int, first: int, asked: NDArray[np.int16]) -> list[bytes]:
-    """Values of the records `first`, `first + 1`, …, as many as `asked` has partitions."""
+    """Return values of the records `first`, `first + 1`, …, one for each partition in `asked`."""
     rows: NDArray[Any] = np.zeros(len(asked), LAYOUT)
     rows["magic"] = MAGIC
     rows["producer"] = producer
@@ -72,7 +72,7 @@ def make(topic: str, producer: int, first: int, asked: NDArray[np.int16]) -> lis
 
 
 def read(topic: str, values: Sequence[bytes]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The fields of values that are all `SIZE` long, and which of them have a valid digest."""
+    """Return the fields of values of length `SIZE`, and which of the values have a valid digest."""
     rows = np.frombuffer(b"".join(values), LAYOUT)
     wanted = rows.copy()
     wanted["magic"] = MAGIC

@@ -1,8 +1,8 @@
 """One producer under steady load, in a separate process.
 
-Reads its orders (JSON) from the command line, says "ready" after its first acknowledgments, sends
-until a line comes in, then drains, saves what it was promised (.npz) and prints statistics (JSON).
-All instants are `time.monotonic()`, which all processes of a machine share.
+It reads its orders (JSON) from the command line, prints "ready" after its first acknowledgments and
+sends until a line arrives. Then it drains, saves the reported outcomes (.npz) and prints statistics
+(JSON). All instants are `time.monotonic()`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tests.integration.spy import METADATA, SpyDialer, busiest_second
 
 OPEN, ACKNOWLEDGED, ABSENT, UNKNOWN, ABORTED = 0, 1, 2, 3, 4
 """States of a record. With transactions, ACKNOWLEDGED means committed, ABSENT aborted because of an
-error, UNKNOWN that no commit or abort had a definite answer, ABORTED aborted on purpose."""
+error, UNKNOWN that no commit or abort had a definite result, ABORTED aborted on purpose."""
 NO_TRANSACTION = -1
 ABORT_EVERY = 10
-"""One transaction of this many is aborted on purpose."""
+"""One in this number of transactions is aborted on purpose."""
 STEP = 0.02
 CATCH_UP = 1.0
-"""Seconds of load a stalled worker makes up for."""
+"""Maximum seconds of load that a stalled worker catches up on."""
 CHUNK = 1_000
 KEEP_EVERY = 100
-"""The handle of one record of this many is kept until the end."""
+"""The handle of one in this number of records is kept until the end."""
 KEYS = [b"key-%d" % number for number in range(997)]
 STAMPS = 100_000
 """This number of consecutive records have different timestamps."""
@@ -56,14 +56,14 @@ CLOSE = 20.0
 
 
 def headers_of(sequence: int) -> tuple[tuple[str, bytes], ...]:
-    """Every fifth record has one."""
+    """Return the headers of a record; every fifth record has one."""
     return () if sequence % 5 else (("number", b"%d" % sequence),)
 
 
 def timestamp_of(sequence: int) -> int:
-    """The requested timestamp in ms: its last digits are those of the sequence, so that a reader
-    can check it. The others are those of today, because brokers refuse timestamps far in the future
-    and delete old ones."""
+    """Return the requested timestamp in ms. Its last digits are those of the sequence, so that a
+    reader can check it. The other digits are today's, because brokers refuse timestamps far in the
+    future and delete old records."""
     return time.time_ns() // 1_000_000 // STAMPS * STAMPS + sequence % STAMPS
 
 
@@ -72,12 +72,12 @@ class Orders:
     """The parameters of a worker.
 
     Attributes:
-        number: tells the records of this producer from others'.
+        number: distinguishes the records of this producer from those of others.
         rate: records per second, submitted in steps of 20 ms, or by transactions.
-        transaction: records per transaction, or 0 for none. Takes a `transactional_id` in
+        transaction: records per transaction, or 0 for none. Requires a `transactional_id` in
             `settings`.
-        partitions: every other record asks for one of these, in turn; the rest have keys.
-        settings: of the `Producer`.
+        partitions: every other record requests one of these, in turn; the other records have keys.
+        settings: settings of the `Producer`.
         result: path of the .npz file.
     """
 
@@ -92,7 +92,7 @@ class Orders:
 
 
 class Ledger:
-    """What was submitted and what was reported, by sequence.
+    """The submitted records and their reported outcomes, by sequence.
 
     With transactions the promise is the commit: acknowledged records stay OPEN until
     `end_transaction`.
@@ -100,7 +100,7 @@ class Ledger:
     Attributes:
         transactions: number of the transaction of each record, or NO_TRANSACTION.
         commits: instants at which a commit returned.
-        transaction: number of the transaction that is open, or NO_TRANSACTION.
+        transaction: number of the open transaction, or NO_TRANSACTION.
     """
 
     def __init__(self) -> None:
@@ -143,10 +143,10 @@ class Ledger:
         self.note(error)
 
     def end_transaction(self, first: int, state: int) -> None:
-        """Note the end of the open transaction, whose first record is `first`, in this state.
+        """Store the end of the open transaction, whose first record is `first`, with this state.
 
-        A commit promises the records that were acknowledged; one that was not stays OPEN or failed,
-        which the audit holds against the producer. An abort promises the absence of all.
+        A commit promises the acknowledged records; other records stay OPEN or failed, which the
+        audit counts as a violation. An abort promises the absence of all records.
         """
         if state == ACKNOWLEDGED:
             self.commits.append(time.monotonic())
@@ -162,11 +162,11 @@ class Ledger:
             self.errors[text] = self.errors.get(text, 0) + 1
 
     def changed(self) -> int:
-        """Records whose handle reports another result now than when it settled."""
+        """Count the records whose handle now reports another result than when it settled."""
         wrong = 0
         for sequence, delivery in self.kept:
-            # The partition of a record that settled without an error is stored here, whether it was
-            # committed or not.
+            # The partition of a record that settled without an error is stored here, committed or
+            # not.
             if not delivery.done() or delivery.exception() is not None:
                 wrong += self.partitions[sequence] >= 0
                 continue
@@ -234,7 +234,7 @@ async def work(orders: Orders) -> dict[str, Any]:
 
 
 async def _close(producer: Producer[bytes, bytes]) -> bool:
-    """Close; True, with all there is to know on standard error, if that does not end."""
+    """Close the producer. If that hangs, print diagnostics to standard error and return True."""
     closing = asyncio.ensure_future(producer.close())
     await asyncio.wait([closing], timeout=CLOSE)
     if closing.done():
@@ -274,7 +274,7 @@ class _Load:
         due = loop.time()
         while not stop.is_set():
             for _ in range(per_step):
-                if stop.is_set():  # one submission may wait for room for a minute
+                if stop.is_set():  # one submission may wait a minute for memory
                     break
                 await self._hand_over()
             due = max(due + STEP, loop.time() - CATCH_UP)
@@ -285,7 +285,7 @@ class _Load:
         before, worked = loop.time(), time.thread_time()
         await asyncio.sleep(pause)
         self.lag = max(self.lag, loop.time() - before - pause)
-        # Only the producer's part: other processes use no CPU time of this thread.
+        # Measure only this thread: other processes use none of its CPU time.
         self.own_lag = max(self.own_lag, time.thread_time() - worked - pause)
 
     async def _hand_over(self) -> None:
@@ -321,7 +321,7 @@ class _Load:
 
 
 class _TransactionalLoad(_Load):
-    """The same records in transactions, one after the other. Every tenth is aborted on purpose."""
+    """The same records in consecutive transactions. Every tenth is aborted on purpose."""
 
     _begun = 0
 
@@ -339,7 +339,7 @@ class _TransactionalLoad(_Load):
             await self._sleep(max(0.0, due - loop.time()))
 
     async def _transaction(self, *, abort: bool) -> None:
-        """Run one transaction and write its end to the ledger. As the README says, an abort follows
+        """Run one transaction and store its end in the ledger. As in the README, an abort follows
         an abortable error, and another commit follows a timeout of the commit."""
         self._begun += 1
         ledger, producer = self._ledger, self._producer
@@ -381,7 +381,7 @@ def main() -> None:
         statistics = runner.run(work(orders))
         print(json.dumps(statistics), flush=True)
         if statistics["close_hung"]:
-            os._exit(0)  # it would hang here as well
+            os._exit(0)  # a normal exit would hang too
 
 
 __all__ = ["Orders", "asdict"]

@@ -1,7 +1,8 @@
-"""`python -m tests.detection`: how many seeds the simulation needs for each known bug.
+"""`python -m tests.detection`: the number of seeds that the simulation needs to find each known
+bug.
 
-Each bug is put back alone, then seeds run from the first one on (2000 by default: those
-below are CI's) until a promise breaks. Ends with 1 if a bug survives `--most` seeds.
+Each bug is reintroduced alone; then seeds run from the first one on (2000 by default; CI uses those
+below) until a promise breaks. The exit status is 1 if a bug survives `--most` seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.detection.search import searched
 
 
 def main() -> int:
-    """Search for all bugs, or for those named."""
+    """Search all bugs, or the named ones."""
     parser = argparse.ArgumentParser(description="re-injected bugs against the simulation")
     parser.add_argument("bugs", nargs="*", help=f"of: {', '.join(BUGS)}")
     parser.add_argument("--first", type=int, default=2_000, help="seed to begin with")

@@ -1,7 +1,7 @@
-"""Bugs that real clients had. Each is put back into this producer by patching the engine.
+"""Bugs of real clients. Each is reintroduced into this producer by patching the engine.
 
-Every function takes a `pytest.MonkeyPatch` and breaks one thing; its docstring names where the bug
-was seen. Nothing in the package knows of this.
+Every function takes a `pytest.MonkeyPatch` and breaks one thing; its docstring names the source of
+the bug. The package contains no code for this.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ BUGS: dict[str, Bug] = {}
 
 SIMULATION, TRANSACTIONS = "simulation", "transactions"
 WHERE: dict[str, str] = {}
-"""What finds each bug: one of the two simulations, or else these tests (pytest ids), for what does
-not show in the outcome of records."""
+"""Where each bug is found: one of the two simulations, or, if the outcomes of records do not show
+it, these tests (pytest ids)."""
 
 
 def found_by(where: str) -> Callable[[Bug], Bug]:
-    """Enter a bug into the catalogue under its name."""
+    """Register a bug in the catalogue under its function's name."""
 
     def enter(function: Bug) -> Bug:
         name = function.__name__.replace("_", "-")
@@ -72,7 +72,7 @@ bug = found_by(SIMULATION)
 
 @bug
 def buffer_reused_in_flight(patch: Patch) -> None:
-    """CVE-2026-35554 (Java): an expired batch gives its buffer back while a socket still has it."""
+    """CVE-2026-35554 (Java): an expired batch releases its buffer while a socket still uses it."""
     chunks, fail = ProducerBatch.chunks, ProducerBatch.fail
 
     def pooled(self: Any) -> Any:
@@ -91,7 +91,7 @@ def buffer_reused_in_flight(patch: Patch) -> None:
 
 @bug
 def half_frame_kept_after_a_reset(patch: Patch) -> None:
-    """librdkafka 0047: what was left of a half-read frame met the next connection."""
+    """librdkafka 0047: the rest of a half-read frame was used on the next connection."""
     readers: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
     init = KafkaChannel.__init__
 
@@ -118,7 +118,7 @@ def memory_of_failed_batches_never_returned(patch: Patch) -> None:
 
 @bug
 def memory_waiters_not_woken(patch: Patch) -> None:
-    """franz-go deadlock fixes: buffer space comes back and no task is woken."""
+    """franz-go deadlock fixes: memory is released and no task is woken."""
 
     patch.setattr(BufferMemory, "returned", lambda self: None)
 
@@ -134,7 +134,7 @@ def turn_lost_with_a_cancelled_waiter(patch: Patch) -> None:
 
 @bug
 def sequence_wraps_to_negative(patch: Patch) -> None:
-    """aiokafka increment_sequence_number, franz-go before 1.5.3: past the end comes -2³¹."""
+    """aiokafka increment_sequence_number, franz-go before 1.5.3: after the maximum comes -2³¹."""
 
     def wrap(sequence: int, by: int) -> int:
         return (sequence + by + 2**31) % 2**32 - 2**31
@@ -144,7 +144,7 @@ def sequence_wraps_to_negative(patch: Patch) -> None:
 
 @bug
 def epoch_beyond_its_end(patch: Patch) -> None:
-    """F35: the epoch counts past 32767 instead of asking for a new producer id."""
+    """F35: the epoch counts past 32767 instead of requesting a new producer id."""
     patch.setattr(idempotence, "MAX_EPOCH", 10**9)
 
 
@@ -163,7 +163,8 @@ def concurrent_batches_share_a_sequence(patch: Patch) -> None:
 
 @bug
 def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
-    """franz-go #1217: new records get the sequence of a record that is in the log: lost."""
+    """franz-go #1217: new records reuse the sequence of a record that is in the log, and are
+    lost."""
     may_reuse, failure = PartitionSequences.may_reuse, IdempotentSequences.on_failure
 
     def careless(self: Any, batch: Any) -> bool:
@@ -183,7 +184,7 @@ def expired_in_flight_batch_gives_its_sequence_back(patch: Patch) -> None:
 
 @bug
 def retry_takes_a_new_sequence(patch: Patch) -> None:
-    """kafka-python's early idempotence: brokers took a retried batch for a new one."""
+    """kafka-python's early idempotence: brokers treated a retried batch as a new one."""
     assign = SequenceTracker.assign_sequence
 
     def again(self: Any, batch: Any) -> None:
@@ -209,7 +210,7 @@ def out_of_order_sequence_wedges_the_producer(patch: Patch) -> None:
 
 @bug
 def duplicate_sequence_is_a_failure(patch: Patch) -> None:
-    """The record is in the log and the caller hears that it is not (F33)."""
+    """The record is in the log, but its caller gets an error (F33)."""
     classify = IdempotentSequences.classify
 
     def strict(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
@@ -240,8 +241,9 @@ def epoch_bump_renumbers_what_is_on_the_wire(patch: Patch) -> None:
 
 @bug
 def codes_that_may_follow_the_append_count_as_refusals(patch: Patch) -> None:
-    """Our own, until 2026: a batch answered KAFKA_STORAGE_ERROR or UNKNOWN_TOPIC_OR_PARTITION after
-    its append gives its sequence back, and the next record is taken for it: lost."""
+    """Our own bug, until 2026: a batch that returned KAFKA_STORAGE_ERROR or
+    UNKNOWN_TOPIC_OR_PARTITION after its append releases its sequence; the next record counts as a
+    duplicate and is lost."""
     may_reuse = PartitionSequences.may_reuse
     doubtful = {Code.KAFKA_STORAGE_ERROR, Code.UNKNOWN_TOPIC_OR_PARTITION}
 
@@ -322,7 +324,7 @@ def split_parts_are_sent_backwards(patch: Patch) -> None:
 
 
 def rated(patch: Patch, codes: set[int]) -> None:
-    """These codes say that nothing was appended."""
+    """Change these codes to mean that nothing was appended."""
     original = error_code
 
     def lenient(number: int) -> Any:
@@ -341,7 +343,7 @@ def appended_yet_called_definite(patch: Patch) -> None:
 
 @bug
 def server_error_called_definite(patch: Patch) -> None:
-    """UNKNOWN_SERVER_ERROR says nothing about the log; clients take it for a refusal."""
+    """UNKNOWN_SERVER_ERROR proves nothing about the log; clients treat it as a refusal."""
     rated(patch, {-1, 500})
 
 
@@ -368,7 +370,8 @@ def missing_partition_hangs(patch: Patch) -> None:
 
 @bug
 def second_entry_for_a_partition_wins(patch: Patch) -> None:
-    """kfake TestAuditProduceDuplicateResponseEntryKeepsHook."""
+    """kfake TestAuditProduceDuplicateResponseEntryKeepsHook: the second entry replaces the
+    first."""
     answers = produce_request.partition_responses
 
     def last(call: Any, body: Any, version: int) -> Any:
@@ -386,7 +389,7 @@ def second_entry_for_a_partition_wins(patch: Patch) -> None:
 
 @bug
 def answers_matched_by_position(patch: Patch) -> None:
-    """aiokafka test_invalid_correlation_id: whatever comes is the answer to the oldest request."""
+    """aiokafka test_invalid_correlation_id: every response is assigned to the oldest request."""
     decode = headers.decode_response_header
 
     class Anything(int):
@@ -421,7 +424,7 @@ def _without_memory(patch: Patch, applies: Callable[[Any, Any], bool]) -> None:
 
 @bug
 def stale_metadata_believed(patch: Patch) -> None:
-    """Java testRejectOldMetadata: a broker that lags behind rolls the leader back (F56)."""
+    """Java testRejectOldMetadata: a broker with outdated metadata rolls the leader back (F56)."""
     _without_memory(patch, lambda new, known: 0 <= new.leader_epoch < known.leader_epoch)
 
 
@@ -433,7 +436,7 @@ def leader_errors_fetch_no_metadata(patch: Patch) -> None:
 
 @bug
 def recreated_topic_never_adopted(patch: Patch) -> None:
-    """franz-go: the new topic's epochs are lower, so its leaders are never believed (F52)."""
+    """franz-go: the new topic's epochs are lower, so its leaders are never accepted (F52)."""
     patch.setattr(ResponseMerger, "_is_another", lambda self, known, topic: False)
 
 
@@ -458,7 +461,7 @@ def one_omission_is_a_verdict(patch: Patch) -> None:
 
 @bug
 def versions_remembered_over_reconnects(patch: Patch) -> None:
-    """NetworkClientTest.testUnsupportedApiVersions*: a broker came back as an older version."""
+    """NetworkClientTest.testUnsupportedApiVersions*: a broker restarted with an older version."""
     known: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
     on_versions = KafkaChannel._on_versions
 
@@ -531,7 +534,7 @@ def linger_timer_lost(patch: Patch) -> None:
 
 @bug
 def wall_clock_judges_deadlines(patch: Patch) -> None:
-    """Deadlines by the wall clock, as in Java: a jump of an hour expires everything (F76)."""
+    """Deadlines use the wall clock, as in Java: a jump of an hour expires everything (F76)."""
     init, expire = Runtime.__init__, Sender._expire
 
     def with_wall(self: Any, config: Any, environment: Any, loop: Any, **rest: Any) -> None:
@@ -551,13 +554,13 @@ def wall_clock_judges_deadlines(patch: Patch) -> None:
 
 @bug
 def retries_without_backoff(patch: Patch) -> None:
-    """librdkafka 0075/0143: a retriable error answered as fast as it comes."""
+    """librdkafka 0075/0143: a retriable error causes an immediate retry."""
     patch.setattr(Runtime, "_backoff", lambda self, attempts: 0.0)
 
 
 @bug
 def metadata_without_backoff(patch: Patch) -> None:
-    """F51: metadata of a deleted topic are requested without a pause."""
+    """F51: the metadata of a deleted topic is requested without a pause."""
     ended = UpdateSchedule._ended
 
     def at_once(self: Any, now: float, steps: int) -> None:

@@ -1,7 +1,7 @@
-"""Faults that the oracle once excused, put back one at a time: each shows that an exemption is
-gone.
+"""Faults that the oracle once accepted, introduced one at a time: each shows that an exemption has
+been removed.
 
-No client is known to have them; they do what the exemption would have accepted.
+No client is known to have these faults; they do what the exemption would have accepted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def every_failure_called_unknown(patch: Patch) -> None:
 
 @bug
 def failure_has_the_code_of_another(patch: Patch) -> None:
-    """The oracle accepted any final error code, whatever the broker had answered."""
+    """The oracle accepted any final error code, whatever the broker had returned."""
     batch_error = batch_errors.batch_error
 
     def wrong(code: Any, *args: Any) -> Any:
@@ -67,8 +67,8 @@ def timestamps_are_a_second_late(patch: Patch) -> None:
 
 @bug
 def close_takes_three_seconds_more(patch: Patch) -> None:
-    """The oracle allowed a close the time of all stalls of a seed (`test_simulation` shows how they
-    count)."""
+    """The oracle allowed a close the time of all stalls of a seed (`test_simulation` shows how
+    stalls count)."""
     close = Lifecycle.close
 
     async def slow(self: Any, timeout: float | None = None) -> Any:
@@ -116,8 +116,8 @@ def producer_id_given_up_unused(patch: Patch) -> None:
 
 @bug
 def record_kept_a_second_past_its_time(patch: Patch) -> None:
-    """The oracle took a response after the expiry for one before it. It must check how late the
-    outcome came all the same."""
+    """The oracle treated a response after the expiry like one before it. It must nevertheless check
+    how late the outcome came."""
     init = batch.ProducerBatch.__init__
 
     def later(
@@ -145,8 +145,8 @@ def expired_record_called_unknown(patch: Patch) -> None:
 
 @bug
 def failed_record_kept_none_of_its_retries(patch: Patch) -> None:
-    """With few `retries` the oracle let a record that is sent after recovery fail any number of
-    times."""
+    """With few `retries` the oracle accepted any number of failures of a record sent after
+    recovery."""
     decide = retry_policy.decide
 
     def impatient(code: Any, *, attempts: int, retries: int, **options: Any) -> Action:

@@ -1,7 +1,7 @@
-"""Bugs that this client itself had, put back one at a time (issue 17, D1 to D11 and B0 to B3).
+"""Bugs of this client, reintroduced one at a time (issue 17, D1 to D11 and B0 to B3).
 
-As in `bugs`, each patches the engine from outside. H2 and H3 sat in compiled code, where nothing
-can be put back by a patch: `make sanitize` and tests/core look for their kind.
+As in `bugs`, each patches the engine from outside. H2 and H3 were in compiled code, which cannot be
+patched: `make sanitize` and tests/core search for bugs of their kind.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ WRITTEN = "test_acks0_futures_resolve_when_the_bytes_have_left_the_process"
 
 @bug
 def sequence_given_out_again_after_an_error(patch: Patch) -> None:
-    """D1: 56 and 3 counted as refusals, and the next batch got the sequence of one that is stored:
-    acknowledged with the other's offset, and lost."""
+    """D1: 56 and 3 counted as refusals, and the next batch reused the sequence of a stored one: it
+    was acknowledged with the offset of that batch, and lost."""
     rated(patch, {3, 56})
     may_reuse = PartitionSequences.may_reuse
 
@@ -65,7 +65,7 @@ def storage_error_called_definite(patch: Patch) -> None:
 
 @bug
 def fenced_epoch_fails_the_batch(patch: Patch) -> None:
-    """D11: INVALID_PRODUCER_EPOCH planned a bump and failed the batch all the same."""
+    """D11: INVALID_PRODUCER_EPOCH scheduled an epoch bump but failed the batch nevertheless."""
     classify = IdempotentSequences.classify
 
     def helpless(self: Any, batch: Any, code: int, log_start: int) -> SequenceAction:
@@ -89,7 +89,7 @@ def out_of_order_taken_for_absence(patch: Patch) -> None:
 
 @bug
 def leaderless_looked_at_too_early(patch: Patch) -> None:
-    """A batch that becomes ready in the same pass waits for a leader that no request asks for."""
+    """A batch that becomes ready in the same run waits for a leader that no request asks for."""
     advance = RecordAccumulator.advance
     before: dict[int, bool] = {}
     leaderless = vars(RecordAccumulator)["leaderless"].fget
@@ -109,9 +109,10 @@ def leaderless_looked_at_too_early(patch: Patch) -> None:
 
 @bug
 def batch_opened_before_it_is_known(patch: Patch) -> None:
-    """H1: the append path had the open batch before anything else did. If a signal handler raised
-    before the other steps, the batch was in no queue and in no set, without a deadline, or no task
-    was woken: records of later calls went into it and never got an outcome."""
+    """H1: the append path used the open batch before anything else had a reference to it. If a
+    signal handler raised before the other steps, the batch was in no queue and in no set, without a
+    deadline, or no task was woken: records of later calls were added to it and never got an
+    outcome."""
 
     def opened(self: Any, queue: Any) -> bool:
         self._maybe_add_partition(queue.topic_partition)
@@ -135,7 +136,7 @@ def batch_opened_before_it_is_known(patch: Patch) -> None:
 
 @bug
 def waiter_stays_in_the_line_of_the_old_leader(patch: Patch) -> None:
-    """D5: a caller waits for a broker that does not lead its partition any more."""
+    """D5: a call waits for a broker that no longer leads its partition."""
     patch.setattr(BrokerMemoryQuota, "follow", lambda self, nodes: None)
 
 
@@ -157,7 +158,7 @@ def missing_epoch_is_older(patch: Patch) -> None:
 
 @bug
 def lower_epochs_never_believed(patch: Patch) -> None:
-    """D9: the epochs of a topic that was created again without an id begin at 0, so the old leader
+    """D9: the epochs of a topic that was recreated without an id restart at 0, so the old leader
     was kept forever."""
     patch.setattr(
         ResponseMerger,
@@ -168,8 +169,8 @@ def lower_epochs_never_believed(patch: Patch) -> None:
 
 @found_by("tests/scenarios/test_inconsistent_metadata.py")
 def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
-    """A broker that was cut off, asked five times because of another partition, brought the old
-    leader back although the topic's id had not changed."""
+    """A broker that was cut off restored the old leader after five requests because of another
+    partition, although the topic's id had not changed."""
     lags = ResponseMerger._lags
     patch.setattr(
         ResponseMerger,
@@ -180,9 +181,9 @@ def old_epochs_believed_while_anything_is_wrong(patch: Patch) -> None:
 
 @found_by("tests/scenarios/test_inconsistent_metadata.py")
 def contradicted_leader_counts_as_confirmed(patch: Patch) -> None:
-    """A topic without an id was created again, and metadata was fetched during each of its slow
-    Produce requests: the refusals counted as older than the metadata, so the lower epochs were
-    never accepted (seed 229353)."""
+    """A topic without an id was recreated, and metadata was fetched during each of its slow Produce
+    requests: the refusals counted as older than the metadata, so the lower epochs were never
+    accepted (seed 229353)."""
     request = Metadata.request_update
     patch.setattr(Metadata, "request_update", lambda self, seen=None, *_: request(self, seen))
 
@@ -205,7 +206,8 @@ def slow_broker_is_not_asked_for_metadata(patch: Patch) -> None:
 
 @bug
 def slow_handshake_gets_no_more_time(patch: Patch) -> None:
-    """B2: versions exchange and authentication shared the setup timeout of the first attempt."""
+    """B2: the ApiVersions exchange and the authentication shared the setup timeout of the first
+    attempt."""
     begin, disconnected = Connection.begin_setup, ClusterConnectionStates.disconnected
 
     def hurried(self: Any, now: float, timeout: float) -> None:
@@ -221,16 +223,15 @@ def slow_handshake_gets_no_more_time(patch: Patch) -> None:
 
 @found_by("tests/net/test_tls_transport.py::" + WRITTEN)
 def encrypted_bytes_count_as_written(patch: Patch) -> None:
-    """B1: the TLS layer counted what was not yet encrypted. What waited below it in the process was
-    taken for written: records of acks=0 succeeded, and `close` lost them."""
+    """B1: the TLS layer reported only bytes that were not yet encrypted. Encrypted bytes in the
+    process counted as written: records with acks=0 succeeded, and `close` lost them."""
     patch.setattr(TlsTransport, "get_write_buffer_size", lambda self: 0)
     patch.setattr(TlsTransport, "pause_writing", lambda self: None)
 
 
 @bug
 def no_jitter_at_the_maximum(patch: Patch) -> None:
-    """B3: backoffs that grow beyond the maximum before they are limited to it all have the same
-    length."""
+    """B3: backoffs that grow above the maximum before they are limited all have the same length."""
 
     def after(self: Any, failures: int, rng: Any) -> float:
         grown = self.initial * self.multiplier ** min(failures, 32)
@@ -256,19 +257,19 @@ def _without_doubt(patch: Patch, calls: set[TxnApi]) -> None:
 
 @found_by(TRANSACTIONS)
 def refused_end_called_definite(patch: Patch) -> None:
-    """D2: EndTxn was carried out, answered 15, 16 or an unknown code, and reported as refused."""
+    """D2: EndTxn was executed, returned 15, 16 or an unknown code, and was reported as refused."""
     _without_doubt(patch, {TxnApi.END})
 
 
 @found_by(TRANSACTIONS)
 def refused_addition_called_definite(patch: Patch) -> None:
-    """D10: AddPartitionsToTxn was carried out, answered 15 or 16, and the abort sent no EndTxn."""
+    """D10: AddPartitionsToTxn was executed and returned 15 or 16, and the abort sent no EndTxn."""
     _without_doubt(patch, {TxnApi.ADD_PARTITIONS, TxnApi.ADD_OFFSETS})
 
 
 @found_by(TRANSACTIONS)
 def throttled_coordinator_is_unreachable(patch: Patch) -> None:
-    """D3: the end of a throttle was taken for that of a reconnect backoff."""
+    """D3: the end of a throttle was treated like the end of a reconnect backoff."""
 
     async def connected(self: Any, kind: Any, key: str, wanted: Any) -> Any:
         coordinator = self._known[kind, key]
@@ -294,7 +295,7 @@ def throttled_coordinator_is_unreachable(patch: Patch) -> None:
 
 @found_by(TRANSACTIONS)
 def coordinator_must_be_in_the_metadata(patch: Patch) -> None:
-    """D4: the address that FindCoordinator names was not used."""
+    """D4: the address in the FindCoordinator response was not used."""
     connected = Coordinators._connected
 
     async def listed(self: Any, kind: Any, key: str, wanted: Any) -> Any:
@@ -316,7 +317,7 @@ def coordinator_must_be_in_the_metadata(patch: Patch) -> None:
 
 @found_by(TRANSACTIONS)
 def damaged_lookup_is_fatal(patch: Patch) -> None:
-    """D7: one answer to FindCoordinator that cannot be read ended the producer."""
+    """D7: one unreadable FindCoordinator response ended the producer."""
 
     def unsendable(reply: Any) -> bool:
         return not isinstance(reply.error, NetworkError | AuthenticationError)
@@ -329,23 +330,23 @@ def damaged_lookup_is_fatal(patch: Patch) -> None:
 
 @bug
 def idle_producer_taken_for_known(patch: Patch) -> None:
-    """Several batches left at once although the producer had been idle for longer than brokers
-    remember it: the first was refused, and the broker took the second for the first one of an
+    """Several batches were sent at once although the producer had been idle for longer than brokers
+    keep its state: the first was refused, and the broker accepted the second as the first one of an
     unknown producer."""
     patch.setattr(sequences, "STATE_KEPT_S", math.inf)
 
 
 @bug
 def producer_id_kept_in_another_cluster(patch: Patch) -> None:
-    """The producer kept its id after the cluster id had changed: a cluster that was installed again
-    had given it to another producer, and the batches of each were taken for the other's."""
+    """The producer kept its id after the cluster id had changed: a reinstalled cluster had
+    allocated the id to another producer, and the batches of each were treated as the other's."""
     patch.setattr(IdempotentSequences, "on_cluster_changed", lambda self: False)
 
 
 @bug
 def producer_id_given_once_more_begins_anew(patch: Patch) -> None:
-    """A cluster that had been installed again on the old disks gave the producer the id it had used
-    there before: its first batches were taken for duplicates of old ones."""
+    """A cluster that had been reinstalled on the old disks allocated the id that the producer had
+    used there before: its first batches were treated as duplicates of old ones."""
     assign = ProducerIdRequests._assign
 
     def forgetful(self: Any, producer_id: int, epoch: int, now: float) -> None:
@@ -357,8 +358,8 @@ def producer_id_given_once_more_begins_anew(patch: Patch) -> None:
 
 @bug
 def batch_in_doubt_sent_to_another_cluster(patch: Patch) -> None:
-    """What might be in the log of the old cluster was sent to the new one again, which may have it
-    from a mirror of the old one."""
+    """Batches that might be in the log of the old cluster were resent to the new one, which may
+    have them from a mirror of the old one."""
     changed = IdempotentSequences.on_cluster_changed
 
     def kept(self: Any) -> bool:
@@ -372,8 +373,8 @@ def batch_in_doubt_sent_to_another_cluster(patch: Patch) -> None:
 
 @bug
 def session_renewed_while_throttled(patch: Patch) -> None:
-    """A SASL session that ended while a broker throttled the client was renewed at once. The broker
-    read nothing before the end of the throttle, and the connection failed."""
+    """A SASL session that expired while a broker throttled the client was renewed at once. The
+    broker read nothing before the end of the throttle, and the connection failed."""
     renew = Connection._reauthenticate
 
     def at_once(self: Any) -> bool:
@@ -401,7 +402,8 @@ def session_renewed_when_it_has_ended(patch: Patch) -> None:
 
 @bug
 def session_renewed_behind_requests(patch: Patch) -> None:
-    """KIP-368: the frames of a renewal must not be among those of requests in flight (F78)."""
+    """KIP-368: the requests of a renewal must not be sent while other requests are in flight
+    (F78)."""
 
     def begin(self: Any, now: float, deadline: float) -> None:
         self._advance(Event.REAUTHENTICATE)

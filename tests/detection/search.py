@@ -1,4 +1,4 @@
-"""How many seeds it takes to find a bug."""
+"""Measures how many seeds it takes to find a bug."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Finding:
     """The first seed that found a bug.
 
     Attributes:
-        seed: None if none did.
-        seeds_run: seeds until then, that one included.
-        verdict: what the judge said.
-        again: of the seeds that were run in all, how many find it (with `--all`).
+        seed: None if no seed found it.
+        seeds_run: seeds until then, including that one.
+        verdict: the violation.
+        again: how many of all executed seeds find the bug (with `--all`).
     """
 
     name: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 def search(name: str, first: int, most: int, sample: int) -> Finding:
-    """Run seeds with one bug until it is found, then as far as `sample` to count the others."""
+    """Run seeds with one bug until one finds it, then up to `sample` seeds to count the others."""
     started = time.monotonic()
     where = WHERE[name]
     if where not in (SIMULATION, TRANSACTIONS):
@@ -113,18 +113,17 @@ def _fits(old: Any, new: Any) -> bool:
 
 
 def put_back(name: str, patch: pytest.MonkeyPatch) -> None:
-    """Break the engine by this bug until `patch` is undone."""
+    """Introduce this bug into the engine until `patch` is undone."""
     BUGS[name](_FittingPatch(patch))  # type: ignore[arg-type]
 
 
 def searched(task: tuple[str, int, int, int]) -> Finding:
-    """`search` for a pool of processes."""
+    """Run `search` in a process of a pool."""
     return search(*task)
 
 
 def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
-    """What is wrong with a seed, or None if nothing is. Raises any error that is not a broken
-    promise."""
+    """Return the violation in a seed, or None. Raise any error that is not a broken promise."""
     try:
         if where == TRANSACTIONS:
             transactions.play(seed)
@@ -136,12 +135,12 @@ def verdict_on(seed: int, where: str = SIMULATION) -> str | None:
         return f"AssertionError: {str(error) or 'promise broken'}".splitlines()[0]
     finally:
         with contextlib.suppress(AssertionError):
-            check_passes()  # drop what the bug left, so that no other test reports it
+            check_passes()  # drop the findings about the bug
     return None
 
 
 def _search_tests(name: str, where: str) -> Finding:
-    """Whether tests fail with a bug and pass without it, in processes of their own."""
+    """Return whether tests fail with a bug and pass without it, in separate processes."""
     started = time.monotonic()
     good = _pytest("", where)
     done = _pytest(name, where)

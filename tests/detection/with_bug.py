@@ -1,4 +1,4 @@
-"""`python -m tests.detection.with_bug NAME TESTS`: pytest with a bug put back ("": none)."""
+"""`python -m tests.detection.with_bug NAME TESTS`: pytest with a reintroduced bug ("": none)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.detection.search import put_back
 
 
 def main() -> int:
-    """The exit status of pytest."""
+    """Return the exit status of pytest."""
     name, *tests = sys.argv[1:]
     with pytest.MonkeyPatch.context() as patch:
         if name:

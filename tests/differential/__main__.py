@@ -36,7 +36,7 @@ from tests.differential.script import Script
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the scripts that the command line selects."""
     parser = argparse.ArgumentParser(description="the same scripts for three clients")
     parser.add_argument("--only", default="", help="family, or pattern of names")
     parser.add_argument("--generated", type=int, default=0, help="number of random scripts")
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
-    """What the arguments choose of the catalogue."""
+    """Return the scripts that the arguments select."""
     if arguments.generated and not arguments.script:
         return list(generated(arguments.generated, arguments.seed))[:: arguments.every]
     found = []
@@ -99,7 +99,7 @@ def chosen_scripts(arguments: argparse.Namespace) -> list[Script]:
 
 
 async def run(chosen: list[Script], arguments: argparse.Namespace, journal: Journal) -> int:
-    """Play the scripts and print what was found."""
+    """Play the scripts and print the findings."""
     part = arguments.only or arguments.script or arguments.every > 1 or arguments.generated
     whole = not part and arguments.shard == "0/1" and JAVA in arguments.clients
     bad: list[Result] = []

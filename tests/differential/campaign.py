@@ -35,14 +35,14 @@ SECOND_OPINION: Final = 10
 
 _TICK_S: Final = 0.25
 _LATE_S: Final = 0.3
-"""Lateness of a timer beyond which fewer scripts are played at a time: on a busy machine the
-deadlines of the scripts must not come near because of other scripts."""
+"""Lateness of a timer above which fewer scripts are played at a time, so that on a busy machine
+other scripts do not delay a script until near its deadlines."""
 
 _SPOILT_S: Final = 0.5
-"""Sum of such lateness that spoils what was played meanwhile: near a deadline of some scripts."""
+"""Sum of such lateness that invalidates the scripts played meanwhile: near a deadline of some."""
 
 _CALM_TICKS: Final = 4
-"""Timers in time, one after the other, until something spoilt is played again."""
+"""Number of consecutive punctual timers before an invalidated script is played again."""
 
 _PATIENCE_S: Final = 120.0
 _FEWEST: Final = 4
@@ -70,13 +70,14 @@ class Campaign:
     """Runs scripts with all clients.
 
     Args:
-        processes: of the clients that are not in this one.
-        jobs: scripts at a time.
-        clients: to play to.
-        repeats: how often a script with open findings is played; those in most of them count.
-        journal: keeps what clients did; what it has is not played again.
-        journaled: clients whose evidence is kept.
-        tcp: aiokprod plays over TCP in real time, as the others do, and not in virtual time.
+        processes: processes of the clients that run outside this one.
+        jobs: number of scripts at a time.
+        clients: clients that play the scripts.
+        repeats: how often a script with open findings is played; findings in most of the plays
+            count.
+        journal: stores the clients' evidence; stored plays are not repeated.
+        journaled: clients whose evidence is stored.
+        tcp: aiokprod plays over TCP in real time, like the other clients, not in virtual time.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Campaign:
 
 
 def _second_opinion(script: Script) -> bool:
-    """True if librdkafka runs this script too."""
+    """Return True if librdkafka runs this script too."""
     if script.family != GENERATED:
         return True
     return int(script.name.rpartition("/")[2]) % SECOND_OPINION == 0
@@ -234,7 +235,7 @@ def _key(finding: Finding) -> tuple[str, str]:
 
 
 def _sort(result: Result, evidence: dict[str, Evidence]) -> list[Finding]:
-    """Enter the explained findings into the result; returns the others."""
+    """Add the explained findings to the result and return the others."""
     rest = []
     rows = ROWS if {OURS, JAVA} <= evidence.keys() else []
     for finding in findings(evidence):
@@ -255,8 +256,8 @@ def _sort(result: Result, evidence: dict[str, Evidence]) -> list[Finding]:
 
 
 def can_follow(finding: Finding, cause: Finding) -> bool:
-    """True if a difference may be a consequence of another one of the same script. A failure of
-    ours where Java succeeds is one only in the same transaction and later ones."""
+    """Return True if a difference may be a consequence of another one of the same script. A failure
+    of our client where Java succeeds is one only in the same or a later transaction."""
     if finding.hard:
         return False
     return finding.kind not in AGAINST_US or 0 <= cause.transaction <= finding.transaction
@@ -271,7 +272,7 @@ async def campaign(
     journaled: tuple[str, ...] = CLIENTS,
     tcp: bool = False,
 ) -> AsyncIterator[Campaign]:
-    """A campaign with its processes, which have done a little work already."""
+    """A campaign whose processes have already been warmed up."""
     async with processes(clients) as running:
         warming = Campaign(running, jobs, clients, repeats, tcp=tcp)
         for mode in MODES:

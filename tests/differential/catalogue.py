@@ -69,7 +69,7 @@ def story(mode: Mode, *faults: Step, count: int = 2) -> tuple[Step, ...]:
 
 
 def from_start(mode: Mode, *faults: Step, offsets: bool = False) -> tuple[Step, ...]:
-    """The faults exist before the producer sends its first request."""
+    """Put the faults before the first request of the producer."""
     if mode in TXN_MODES:
         more = (OFFSETS,) if offsets else ()
         return (*faults, INIT, BEGIN, Send(0), Wait(), *more, Send(0, 2), END)
@@ -77,7 +77,7 @@ def from_start(mode: Mode, *faults: Step, offsets: bool = False) -> tuple[Step, 
 
 
 def scripts() -> list[Script]:
-    """All of them, by unique names."""
+    """Return all scripts, with unique names."""
     found = [
         *produce_codes(),
         *produce_codes_rest(),
@@ -104,7 +104,7 @@ def scripts() -> list[Script]:
 
 
 def produce_codes() -> Iterator[Script]:
-    """Produce answered with each code for which some client has a special case."""
+    """Produce responses with each code that some client treats specially."""
     for code in (*RETRIABLE, *SPECIAL):
         for append in (False, True):
             for times in TIMES:
@@ -121,14 +121,14 @@ def produce_codes() -> Iterator[Script]:
 
 
 def _delivered(code: int, append: bool, mode: Mode) -> bool:
-    """Records are delivered in spite of one or two answers with this code."""
+    """Return True if records are delivered in spite of one or two responses with this code."""
     if mode == "idempotent" and code == Code.INVALID_PRODUCER_EPOCH:
         return not append
     return mode in ("idempotent", "plain") and code in RETRIABLE
 
 
 def produce_codes_rest() -> Iterator[Script]:
-    """Produce answered with codes that belong to other APIs."""
+    """Produce responses with codes that belong to other APIs."""
     for code in ALL_CODES:
         if code in RETRIABLE or code in SPECIAL:
             continue
@@ -143,7 +143,7 @@ def produce_codes_rest() -> Iterator[Script]:
 
 
 def last_attempts() -> Iterator[Script]:
-    """The last attempt that `retries` allows is refused, whatever became of the batch."""
+    """The last attempt that `retries` allows is refused, with and without an append."""
     for code in (*RETRIABLE, -1, 45, 46, 47, 59, 200):
         for append in (False, True):
             for mode in ("idempotent", "plain"):
@@ -278,8 +278,8 @@ CORE_CODES: Final = (
 
 
 def api_codes() -> Iterator[Script]:
-    """Error codes for requests about producer ids and transactions, which the broker has or has not
-    executed."""
+    """Error codes for requests about producer ids and transactions, executed by the broker or
+    not."""
     apis = (
         FIND_COORDINATOR,
         INIT_PRODUCER_ID,
@@ -292,7 +292,7 @@ def api_codes() -> Iterator[Script]:
         for code in CORE_CODES:
             for process in (False, True):
                 if process and api == FIND_COORDINATOR:
-                    continue  # there is nothing to carry out
+                    continue  # FindCoordinator has no effect to execute
                 for times in (1, None):
                     for mode in _api_modes(api):
                         offsets = api in (ADD_OFFSETS, TXN_OFFSET_COMMIT)
@@ -439,7 +439,7 @@ def story_tail(mode: Mode) -> tuple[Step, ...]:
 
 
 def moves() -> Iterator[Script]:
-    """Leader changes, dead brokers, topics that are created again."""
+    """Leader changes, dead brokers and recreated topics."""
     events = (
         "move-leader",
         "move-leader-quietly",
@@ -603,8 +603,8 @@ def odd_metadata() -> Iterator[Script]:
                             Wait(),
                         ),
                         (("delivery.timeout.ms", "2500"), ("request.timeout.ms", "800")),
-                        # Neither client accepts lower epochs of the same topic id; `moves` contains
-                        # those of topics without ids.
+                        # Neither client accepts lower epochs of the same topic id. Topics without
+                        # ids are in `moves`.
                         delivers=epoch != 0 or event == "recreate-elsewhere",
                     )
     for times in (1, 2):
@@ -752,7 +752,7 @@ def producer_state() -> Iterator[Script]:
 
 
 def coordinators() -> Iterator[Script]:
-    """Coordinators that are missing in the metadata, that die, or that give wrong responses."""
+    """Coordinators that are missing in the metadata, die, or send wrong responses."""
     for mode in TXN_MODES:
         for times in (1, 2, None):
             yield Script(
@@ -772,8 +772,8 @@ def coordinators() -> Iterator[Script]:
             )
             for code in (14, 15, 16):
                 for process in (False, True):
-                    # The coordinator answers like this twice, and the application has to wait
-                    # between the two answers.
+                    # The coordinator responds like this twice, and the application has to wait
+                    # between the two responses.
                     yield Script(
                         f"coordinator/{code}-at-{API_NAMES[api]}/"
                         f"{'done' if process else 'not'}/{mode}",
@@ -791,8 +791,7 @@ def coordinators() -> Iterator[Script]:
                     )
         for code in (14, 15, 16, 51):
             for process in (False, True):
-                # EndTxn of an abort is answered like this, or AddPartitionsToTxn just before an
-                # abort.
+                # EndTxn of an abort gets this response, or AddPartitionsToTxn just before an abort.
                 yield Script(
                     f"abort/{code}-at-end-txn/{'done' if process else 'not'}/{mode}",
                     "coordinators",
@@ -845,7 +844,7 @@ def coordinators() -> Iterator[Script]:
                 ),
                 SHORT,
             )
-            # The commit was carried out, another instance takes over before it is repeated.
+            # The commit was executed, and another instance takes over before it is repeated.
             yield Script(
                 f"end-txn/{code}-then-fenced/{mode}",
                 "coordinators",
@@ -882,7 +881,7 @@ def backoffs() -> Iterator[Script]:
 
 
 def found_by_the_generator() -> Iterator[Script]:
-    """Random scripts that found what no other script finds, reduced to what matters."""
+    """Random scripts with findings that no other script produced, reduced to the relevant steps."""
 
     def named(
         name: str,

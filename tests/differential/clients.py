@@ -1,4 +1,4 @@
-"""Three clients behind one interface: commands in order, a `Report` for each."""
+"""Three clients with one interface: commands in order, and a `Report` for each."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ _HERE: Final = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Report:
-    """How a call ended.
+    """The result of a call.
 
     Attributes:
-        partition, offset: of an acknowledged record; -1 if not reported.
-        label: "" for success, else "timeout", "code N" or the error's class: what clients are
-            compared by.
+        partition, offset: place of an acknowledged record; -1 if not reported.
+        label: "" for success, else "timeout", "code N" or the error's class. Clients are compared
+            by
+            it.
         error, message: class and text of the error.
-        outcome: ours only: not_sent, rejected or unknown.
-        fatal: librdkafka only: it says that the producer is of no more use.
+        outcome: aiokprod only: not_sent, rejected or unknown.
+        fatal: librdkafka only: the producer can no longer be used.
     """
 
     partition: int = -1
@@ -54,7 +55,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """The call succeeded."""
+        """True if the call succeeded."""
         return not self.label
 
     def __str__(self) -> str:
@@ -65,7 +66,7 @@ class Report:
 
 
 class Client(ABC):
-    """A producer. Commands run in the order in which they were begun."""
+    """A producer. Commands run in the order of their `begin` calls."""
 
     @abstractmethod
     def begin(self, command: str, *arguments: str) -> asyncio.Future[Report]:
@@ -80,10 +81,10 @@ class Client(ABC):
 
 
 class Ours(Client):
-    """An aiokprod producer on the loop of the brokers.
+    """An aiokprod producer on the event loop of the brokers.
 
     Args:
-        environment: of a cluster in memory; None: TCP.
+        environment: environment of a cluster in memory; None: TCP.
     """
 
     def __init__(self, environment: Environment | None = None) -> None:
@@ -161,7 +162,7 @@ class Ours(Client):
             future.set_result(report)
 
     async def give_up(self) -> None:
-        """End the worker of a producer that hangs."""
+        """Cancel the worker of a producer that hangs."""
         self._worker.cancel()
         for task in list(self._deliveries):
             task.cancel()
@@ -170,7 +171,8 @@ class Ours(Client):
 
 
 def report_of(error: BaseException) -> Report:
-    """Our error as others would name it: by the code of the first error in the chain with one."""
+    """Convert our error to the labels of the other clients: by the code of the first error in the
+    chain with a code."""
     outcome = error.outcome.value if isinstance(error, KafkaError) else None
     if isinstance(error, KafkaTimeout):
         label = TIMEOUT
@@ -201,7 +203,7 @@ class Remote(Client):
 
 
 class Process:
-    """A process that obeys lines, see `Harness.java`."""
+    """A process that reads commands as lines, see `Harness.java`."""
 
     def __init__(self, command: list[str]) -> None:
         self.names = itertools.count()
@@ -213,7 +215,7 @@ class Process:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it, or start it again if it has ended (librdkafka has assertions that fail)."""
+        """Start the process, also after it has ended (librdkafka has assertions that fail)."""
         async with self._starting:
             if self._reader is not None:
                 assert self._process.stdin is not None
@@ -227,12 +229,11 @@ class Process:
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def begin(self, name: str, command: str, arguments: tuple[str, ...]) -> asyncio.Future[Report]:
-        """Write a command; the future gets its report."""
+        """Write a command and return a future of its report."""
         number = str(next(self._numbers))
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         stdin = None if self._reader is None or self._reader.done() else self._process.stdin
-        # The input of the process may be known as closed before the end of its output has been
-        # read.
+        # stdin may be closed before the output has been read to its end.
         if stdin is None or stdin.is_closing():
             future.set_result(Report(label=GONE, error=GONE, message="the process has ended"))
             return future
@@ -254,7 +255,7 @@ class Process:
         self._waiting.clear()
 
     async def end(self) -> None:
-        """Close its input; it ends by itself or is killed."""
+        """Close the input of the process; kill the process if it does not end."""
         if self._reader is None:
             return
         assert self._process.stdin is not None
@@ -279,8 +280,8 @@ def _parsed(part: list[str]) -> Report:
 
 
 def java_command() -> list[str]:
-    """How to start the harness, which is compiled if it has changed. Raises MissingTool without a
-    JDK."""
+    """Return the command that starts the harness. Compile the harness if it has changed. Raise
+    MissingTool without a JDK."""
     import subprocess
 
     java = find_java()
@@ -300,7 +301,7 @@ def java_command() -> list[str]:
                 check=True,
                 timeout=300,
             )
-            with contextlib.suppress(OSError):  # another process was quicker
+            with contextlib.suppress(OSError):  # another process has already renamed it
                 Path(scratch, "classes").rename(classes)
     return [
         java, "-Xms256m", "-Xmx1g", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -310,7 +311,7 @@ def java_command() -> list[str]:
 
 @asynccontextmanager
 async def processes(clients: tuple[str, ...] = CLIENTS) -> AsyncIterator[dict[str, Process]]:
-    """The processes of the clients that need one."""
+    """Start the processes of the clients that run outside this one, and end them on exit."""
     running: dict[str, Process] = {}
     try:
         if JAVA in clients:

@@ -1,5 +1,4 @@
-"""The rules that every client must keep, whatever the others do, and the differences between ours
-and Java's."""
+"""The rules that every client must keep, and the differences between our producer and Java's."""
 
 from __future__ import annotations
 
@@ -31,21 +30,21 @@ CHECKED_BEFORE_APPEND: Final = frozenset(
     {2, 10, 17, 18, 19, 21, 29, 31, 32, 35, 42, 43, 44, 45, 47, 48, 49, 51, 53, 55, 59, 76, 87, 90}
     | {100, 103, 120}
 )
-"""Codes that every broker version answers only before it appends: a script that appends and
-answers one of them plays a broker that lies, which nothing defends against."""
+"""Codes that every broker version returns only before the append. A script that appends a batch and
+returns one of them simulates a broker that lies, against which no client can defend."""
 
 CHECKED_BEFORE_END: Final = frozenset({29, 30, 31, 35, 42, 47, 48, 49, 51, 53, 55, 90, 120})
-"""Codes that a transaction coordinator answers only before it writes to its log, or that say by
-themselves that nothing was attempted."""
+"""Codes that a transaction coordinator returns only before it writes to its log, or that imply that
+nothing was attempted."""
 
 FORGETFUL: Final = frozenset({"forget-producers", "retain", "recreate", "recreate-elsewhere"})
-"""What makes brokers forget the producers that they know duplicates by."""
+"""Actions after which brokers no longer have the producer state by which they detect duplicates."""
 
 AGAINST_US: Final = frozenset({"record-failed", "call-failed", "dead", "undelivered"})
-"""Findings that ours fails; Java's does not, or it would not matter."""
+"""Findings where ours fails and Java's does not."""
 
 LEFT_TO_CHANCE: Final = frozenset({"no-jitter", "undelivered"})
-"""Rules that a busy machine can break, by a deadline: they must be broken more than once."""
+"""Rules with a deadline that a busy machine can break: they must be broken more than once."""
 
 DUPLICATE_SEQUENCE: Final = 46
 INVALID_PRODUCER_ID_MAPPING: Final = 49
@@ -56,13 +55,13 @@ class Finding:
     """A broken rule or a difference.
 
     Attributes:
-        kind: of rule ("lost", "hung" ...) or of difference ("record", "call" ...).
-        client: whose it is. Differences are ours.
-        hard: needs no comparison.
-        ours, java: of a difference between two calls or records.
+        kind: kind of rule ("lost", "hung" ...) or of difference ("record", "call" ...).
+        client: the client that broke the rule. For differences, ours.
+        hard: valid without a comparison.
+        ours, java: the two reports of a difference between calls or records.
         what: the record's value or the call's name.
-        transaction: of the record or call, -1 outside one.
-        records: values that stand in one log only.
+        transaction: transaction of the record or call, or -1 outside a transaction.
+        records: values that are in one log only.
         partition: whose logs differ, or -1 for other findings.
     """
 
@@ -82,7 +81,7 @@ class Finding:
 
 
 def deeds(script: Script) -> set[str]:
-    """Names of the actions on the cluster."""
+    """Return the names of the actions on the cluster."""
     steps = [step.do if isinstance(step, When) else step for step in script.steps]
     return {step.what for step in steps if isinstance(step, Do)}
 
@@ -93,12 +92,12 @@ def endless(script: Script) -> bool:
 
 
 def lies_about_append(script: Script) -> bool:
-    """True if brokers append a batch and answer that they did not."""
+    """Return True if brokers append a batch and respond with an error that denies the append."""
     return any(is_false_refusal(fault) for fault in script.faults)
 
 
 def is_false_refusal(fault: Fault) -> bool:
-    """True if a batch is appended and answered with a code that brokers check before the append."""
+    """Return True if a batch is appended and gets a code that brokers check before the append."""
     if isinstance(fault, ProduceCode):
         return fault.append and fault.code in CHECKED_BEFORE_APPEND
     if isinstance(fault, ApiCode) and fault.api == PRODUCE:
@@ -107,16 +106,17 @@ def is_false_refusal(fault: Fault) -> bool:
 
 
 def met_by(evidence: Evidence, chosen: Callable[[Fault], bool]) -> set[str]:
-    """Values of the records that some of these faults affected."""
+    """Return the values of the records that some of these faults affected."""
     faults = evidence.script.faults
     return {value for number, values in evidence.met if chosen(faults[number]) for value in values}
 
 
 def met_differently(ours: Evidence, java: Evidence) -> set[str]:
-    """Values of records that faults affected at one client and not, or later, at the other.
+    """Return the values of records that faults affected at one client but not at the other, or
+    later there.
 
-    A fault is for the n-th request or batch; clients share records out in other ways. Only faults
-    that end are looked at: one that lasts meets everybody.
+    A fault affects the n-th request or batch, and clients distribute records differently over them.
+    Only temporary faults are compared: a permanent fault affects all records.
     """
     found: set[str] = set()
     for number, fault in enumerate(ours.script.faults):
@@ -131,8 +131,8 @@ def met_differently(ours: Evidence, java: Evidence) -> set[str]:
 
 
 def lies_about_transaction(script: Script, *apis: int) -> bool:
-    """True if a coordinator executes a request and answers that it did not, or denies the producer
-    id of a transaction that is open."""
+    """Return True if a coordinator executes a request and returns an error that denies it, or
+    denies the producer id of an open transaction."""
     return any(
         isinstance(fault, ApiCode)
         and fault.api in apis
@@ -143,7 +143,7 @@ def lies_about_transaction(script: Script, *apis: int) -> bool:
 
 
 def lies_about_duplicate(script: Script) -> bool:
-    """True if brokers answer that they have a batch that they do not have."""
+    """Return True if brokers claim to have a batch that they do not have."""
     return any(
         isinstance(fault, ProduceCode) and fault.code == DUPLICATE_SEQUENCE and not fault.append
         for fault in script.faults
@@ -157,7 +157,7 @@ def lies_about_duplicate(script: Script) -> bool:
 
 
 def broken_rules(evidence: Evidence) -> list[Finding]:
-    """The rules that this client broke."""
+    """Return the rules that this client broke."""
     rules = (_jitter, _ends, _stored, _definite, _unique, _ordered, _transactions, _tidy)
     return [
         Finding(kind, evidence.client, text, hard=kind not in LEFT_TO_CHANCE)
@@ -175,7 +175,7 @@ def _report(sent: Sent) -> Report:
 
 
 def _places(evidence: Evidence, sent: Sent) -> list[tuple[int, int, int]]:
-    """(number of the log, partition, offset) of each copy of a record."""
+    """Return (number of the log, partition, offset) of each copy of a record."""
     return [
         (number, partition, offset)
         for number, (_, partition, values) in enumerate(evidence.logs)
@@ -185,7 +185,7 @@ def _places(evidence: Evidence, sent: Sent) -> list[tuple[int, int, int]]:
 
 
 def _ends(evidence: Evidence) -> Found:
-    """Every call ends."""
+    """Every call must end."""
     for sent in evidence.sent:
         if _report(sent).label in (HUNG, GONE):
             yield "hung", f"{sent.value}: {sent.report}"
@@ -195,7 +195,7 @@ def _ends(evidence: Evidence) -> Found:
 
 
 def _stored(evidence: Evidence) -> Found:
-    """An acknowledged record is exactly at the offset that its producer was given."""
+    """An acknowledged record must be at exactly the offset that its producer got."""
     if lies_about_duplicate(evidence.script) or lies_about_append(evidence.script):
         return
     for sent in evidence.sent:
@@ -211,7 +211,7 @@ def _stored(evidence: Evidence) -> Found:
 
 
 def _definite(evidence: Evidence) -> Found:
-    """A record with a definite error is in no log."""
+    """A record with a definite error must be in no log."""
     if lies_about_append(evidence.script):
         return
     for sent in evidence.sent:
@@ -223,7 +223,7 @@ def _definite(evidence: Evidence) -> Found:
 
 
 def _unique(evidence: Evidence) -> Found:
-    """With idempotence a record is stored at most once."""
+    """With idempotence a record must be stored at most once."""
     script = evidence.script
     if script.mode == "plain" or deeds(script) & FORGETFUL or lies_about_append(script):
         return
@@ -234,7 +234,7 @@ def _unique(evidence: Evidence) -> Found:
 
 
 def _ordered(evidence: Evidence) -> Found:
-    """Acknowledged records of a partition have offsets in the order of submission."""
+    """Acknowledged records of a partition must have offsets in the order of submission."""
     if deeds(evidence.script) & FORGETFUL or lies_about_append(evidence.script):
         return
     last: dict[int, tuple[int, str]] = {}
@@ -248,11 +248,11 @@ def _ordered(evidence: Evidence) -> Found:
 
 
 def _transactions(evidence: Evidence) -> Found:
-    """Readers see exactly the transactions whose commit was reported."""
+    """Readers must see exactly the transactions whose commit was reported."""
     if not evidence.script.transactional:
         return
     if deeds(evidence.script) & {*FORGETFUL, "forget-transactions"}:
-        return  # a transaction that no client will end hides what comes after it
+        return  # a transaction that no client will end hides the later records
     lied = lies_about_transaction(evidence.script, END_TXN, ADD_PARTITIONS, ADD_OFFSETS)
     for ended in () if lied else evidence.left_ongoing:
         yield "left-ongoing", f"{ended} was reported, the coordinator has it open"
@@ -279,8 +279,8 @@ def _transactions(evidence: Evidence) -> Found:
 
 
 def _jitter(evidence: Evidence) -> Found:
-    """Pauses at the maximum of a backoff differ: a busy machine makes them longer, never shorter.
-    Source: Java `ExponentialBackoff`, 80 to 100 % of the maximum."""
+    """Pauses at the maximum of a backoff must differ. A busy machine makes them longer, never
+    shorter. Source: Java `ExponentialBackoff`, 80 to 100 % of the maximum."""
     settings = dict(evidence.script.settings)
     if evidence.client != OURS or evidence.script.family != "backoff":
         return
@@ -291,7 +291,7 @@ def _jitter(evidence: Evidence) -> Found:
 
 
 def _tidy(evidence: Evidence) -> Found:
-    """Connections are closed properly, and no client sends what a careful client would not."""
+    """Connections must be closed properly, and the requests must be valid."""
     close = evidence.calls[-1]
     if close.name != "close" or not close.report.ok:
         yield "close", str(close.report)
@@ -310,9 +310,9 @@ _BEGINS: Final = re.compile(r"\('t', (\d+)\): producer \d+ begins at \d+")
 
 
 def _begins_rightly(violation: str, evidence: Evidence) -> bool:
-    """True if a producer may begin above sequence 0: at a broker that has lost its state, or after
-    records that it has given up. Those may be in the log and keep their sequences, and so do the
-    records after them."""
+    """Return True if a producer may begin above sequence 0: at a broker without its state, or after
+    records that the producer gave up. Those may be in the log, so they and later records keep their
+    sequences."""
     found = _BEGINS.fullmatch(violation)
     if found is None:
         return False
@@ -330,7 +330,7 @@ def _begins_rightly(violation: str, evidence: Evidence) -> bool:
 
 
 def compare(ours: Evidence, java: Evidence) -> list[Finding]:
-    """Where our producer and Java's ended differently."""
+    """Return the differences between the results of our producer and Java's."""
     found = [*_life(ours, java), *_requests(ours, java)]
     return [
         *_calls(ours, java),
@@ -381,7 +381,7 @@ def _calls(ours: Evidence, java: Evidence) -> Iterator[Finding]:
 
 
 def _logs(ours: Evidence, java: Evidence) -> Iterator[Finding]:
-    """Logs of clients that reported the same: the acknowledged records, and the failed ones."""
+    """Compare the logs of clients with equal reports: the acknowledged and the failed records."""
     mine = {sent.value: _report(sent).ok for sent in ours.sent if not sent.fresh}
     others = {sent.value: _report(sent).ok for sent in java.sent if not sent.fresh}
     if mine != others:
@@ -417,23 +417,23 @@ def _last(evidence: Evidence) -> str:
 
 
 def _requests(ours: Evidence, java: Evidence) -> Found:
-    """At most 1.6 times Java's requests and four more, or what the longest backoff allows."""
+    """Allow 1.6 times Java's requests plus four, or as many as the longest backoff allows."""
     script = ours.script
     allowed = 0
     if endless(script):
         longest_s = max(script.deadline_ms, script.block_ms) / 1000
         pause_s = 0.8 * int(COMMON["retry.backoff.max.ms"]) / 1000
-        # `seconds` holds the epilogue too, which is short if the first fresh record arrives.
+        # `seconds` includes the epilogue, which is short if the first fresh record arrives.
         spent_s = ours.seconds
         if ours.fresh_tries != 1:
-            # An application repeats calls that timed out, each with another deadline.
+            # An application repeats calls that timed out, each with a new deadline.
             spent_s = longest_s * (
                 1 + sum(one.report.seconds > longest_s / 2 for one in ours.calls)
             )
         allowed = math.ceil(spent_s / pause_s) + 6
     for api in sorted({*ours.requests, *java.requests}):
         mine, others = ours.requests[api], java.requests[api]
-        # If connections break at every answer, each request needs a new handshake.
+        # If connections break at every response, each request needs a new handshake.
         most = max(1.6 * others + 4, allowed * (2 if api == API_VERSIONS else 1))
         name = API_NAMES.get(api, str(api))
         if mine > most:
@@ -443,7 +443,7 @@ def _requests(ours: Evidence, java: Evidence) -> Found:
 
 
 def findings(evidence: dict[str, Evidence]) -> list[Finding]:
-    """All findings of a script."""
+    """Return all findings of a script."""
     found = [finding for one in evidence.values() for finding in broken_rules(one)]
     if OURS in evidence and JAVA in evidence and not evidence[OURS].script.racy:
         found += compare(evidence[OURS], evidence[JAVA])
@@ -451,8 +451,9 @@ def findings(evidence: dict[str, Evidence]) -> list[Finding]:
 
 
 def second_opinion(finding: Finding, evidence: dict[str, Evidence]) -> str:
-    """The client that librdkafka agrees with where the other two differ; "" if that is not known.
-    Compared: whether the record was acknowledged, and whether a fresh one arrives."""
+    """Return the client that librdkafka agrees with where the other two differ, or "" if that is
+    unknown. Compared are whether the record was acknowledged, and whether a fresh record arrives.
+    """
     if LIBRDKAFKA not in evidence or finding.client != OURS:
         return ""
     other = evidence[LIBRDKAFKA]

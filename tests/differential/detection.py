@@ -1,4 +1,5 @@
-"""Defects that this producer had, put back one at a time: the scripts must find each."""
+"""Defects that this producer had, reintroduced one at a time: the scripts must find each of
+them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.differential.journal import Journal
 from tests.differential.script import Script
 
 MOST: Final = 2_000
-"""Scripts until a defect counts as not found."""
+"""Number of scripts after which a defect counts as not found."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Defect:
     """A defect.
 
     Attributes:
-        families: of scripts, or beginnings of names, in which it is looked for.
+        families: families of scripts, or name prefixes, in which the defect is searched.
         put_back: patches the producer in this process.
     """
 
@@ -51,7 +52,7 @@ DEFECTS: dict[str, Defect] = {}
 
 
 def defect(*families: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
-    """Enter a defect under the name of its function."""
+    """Register a defect under the name of its function."""
 
     def enter(function: Callable[[pytest.MonkeyPatch], None]) -> None:
         name = function.__name__.replace("_", "-")
@@ -62,8 +63,8 @@ def defect(*families: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], N
 
 @defect("last-attempts", "produce-codes")
 def sequence_of_an_appended_batch_given_out_again(patch: pytest.MonkeyPatch) -> None:
-    """KAFKA_STORAGE_ERROR and UNKNOWN_TOPIC_OR_PARTITION, answered after the append, counted as
-    refusals: the next record got the sequence, and was acknowledged with the other's offset."""
+    """KAFKA_STORAGE_ERROR and UNKNOWN_TOPIC_OR_PARTITION after the append counted as refusals: the
+    next record reused the sequence, and was acknowledged with the offset of the earlier record."""
     for code in (3, 56):
         row = replace(error_codes._ROWS[code], outcome=Outcome.REJECTED)
         patch.setitem(error_codes._ROWS, code, row)
@@ -82,13 +83,13 @@ class _Never:
 
 @defect("end-txn-codes", "coordinators")
 def end_of_a_transaction_called_refused(patch: pytest.MonkeyPatch) -> None:
-    """EndTxn answered with 15, 16 or an unknown code was reported as not committed."""
+    """EndTxn with code 15, 16 or an unknown code was reported as not committed."""
     _undoubted(patch, TxnApi.END)
 
 
 @defect("coordinators", "add-partitions-codes")
 def transaction_opened_in_doubt_never_ended(patch: pytest.MonkeyPatch) -> None:
-    """AddPartitionsToTxn carried out but answered with 15 or 16, then abort: no EndTxn left."""
+    """AddPartitionsToTxn was executed but returned 15 or 16, then abort: no EndTxn was sent."""
     _undoubted(patch, TxnApi.ADD_PARTITIONS)
 
 
@@ -105,7 +106,8 @@ def _undoubted(patch: pytest.MonkeyPatch, forgotten: TxnApi) -> None:
 
 @defect("odd-metadata")
 def partition_without_leader_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """No leader and no error code: what became ready in the same pass sent no request."""
+    """No leader and no error code: batches that became ready at the same time caused no metadata
+    request."""
     advance, refresh = RecordAccumulator.advance, Sender._refresh_leaderless
 
     def noting(self: Any, now: float) -> None:
@@ -123,7 +125,7 @@ def partition_without_leader_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @defect("epochs")
 def epoch_minus_1_is_older_than_any(patch: pytest.MonkeyPatch) -> None:
-    """Answers without leader epochs, after one with an epoch, never moved a leader."""
+    """Responses without leader epochs, after one with an epoch, never changed a leader."""
     patch.setattr(
         ResponseMerger,
         "_lags",
@@ -133,7 +135,7 @@ def epoch_minus_1_is_older_than_any(patch: pytest.MonkeyPatch) -> None:
 
 @defect("moves", "odd-metadata")
 def epochs_that_begin_anew_never_believed(patch: pytest.MonkeyPatch) -> None:
-    """A topic created again where answers carry no topic ids kept the leaders of the old one."""
+    """A recreated topic kept the leaders of the old topic where responses contain no topic ids."""
     patch.setattr(
         ResponseMerger,
         "_lags",
@@ -143,7 +145,8 @@ def epochs_that_begin_anew_never_believed(patch: pytest.MonkeyPatch) -> None:
 
 @defect("backoff")
 def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
-    """Pauses grew beyond the maximum before jitter was applied, and were cut to it: no jitter."""
+    """Pauses grew above the maximum before the jitter was applied, and were then limited to it: no
+    jitter."""
 
     def after(self: Any, failures: int, rng: Any) -> float:
         base = self.initial * self.multiplier ** min(failures, 32)
@@ -154,13 +157,13 @@ def backoff_without_jitter_at_its_maximum(patch: pytest.MonkeyPatch) -> None:
 
 @defect("produce/31", "produce/35")
 def refusals_end_a_producer_without_idempotence(patch: pytest.MonkeyPatch) -> None:
-    """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended producers of any kind."""
+    """CLUSTER_AUTHORIZATION_FAILED and UNSUPPORTED_VERSION ended every kind of producer."""
     patch.setattr(NoProducerId, "on_fatal", ProducerIdRequests.on_fatal)
 
 
 @defect("produce/47")
 def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch) -> None:
-    """INVALID_PRODUCER_EPOCH without transactions and without a new epoch."""
+    """INVALID_PRODUCER_EPOCH without transactions failed the batch without an epoch bump."""
     classify = IdempotentSequences.classify
 
     def none(self: Any, batch: Any, code: int, log_start_offset: int) -> SequenceAction:
@@ -173,7 +176,7 @@ def invalid_producer_epoch_fails_the_batch_and_no_bump(patch: pytest.MonkeyPatch
 
 @defect("breaks")
 def damaged_answer_ends_a_transactional_producer(patch: pytest.MonkeyPatch) -> None:
-    """Broken bytes on the connection of a FindCoordinator made the producer unusable."""
+    """Invalid bytes in a FindCoordinator response made the producer unusable."""
     patch.setattr(
         transaction_driver,
         "_unsendable",
@@ -184,8 +187,8 @@ def damaged_answer_ends_a_transactional_producer(patch: pytest.MonkeyPatch) -> N
 async def detect(
     names: list[str], jobs: int, journal: Journal | None = None, most: int = MOST
 ) -> list[str]:
-    """Put each defect back and look for it; prints the first script that finds it. Returns the
-    names of those that survived. The journal serves for Java only."""
+    """Reintroduce each defect and search it; print the first script that finds it. Return the names
+    of the defects that were not found. The journal is used for Java only."""
     survived = []
     async with campaign(jobs, (OURS, JAVA), journal=journal, journaled=(JAVA,)) as playing:
         for name in names or list(DEFECTS):
@@ -215,7 +218,7 @@ def _chosen(defect: Defect) -> list[Script]:
 
 
 async def _search(playing: Campaign, chosen: list[Script]) -> tuple[int, Result | None]:
-    """How many scripts were played until one had an unexplained finding, and that one."""
+    """Return the number of scripts played until one had an unexplained finding, and its result."""
     found: list[Result] = []
     played = 0
 

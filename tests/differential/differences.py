@@ -50,12 +50,14 @@ class Row:
     """A row of the table.
 
     Attributes:
-        id: as in docs/differences.md.
-        explains: is a finding of a script this difference?
-        follows: further differences of the same script follow from it: a producer that continues
-            where the other one is dead sends other requests and gets other answers. Rules that are
-            broken are never explained by that.
-        by_timing: it depends on the timing of the other client, so that a run may see none.
+        id: id in docs/differences.md.
+        explains: returns True if a finding of a script is this difference.
+        follows: further differences of the same script may follow from this one: a producer that
+            continues where the other one is dead sends other requests and gets other responses.
+                This
+            never explains a broken rule.
+        by_timing: the difference depends on the timing of the other client, so a run may not show
+            it.
     """
 
     id: str
@@ -69,14 +71,14 @@ TABLE = Path(__file__).parents[2] / "docs" / "differences.md"
 
 
 def documented() -> list[str]:
-    """The ids of the table in docs/differences.md, in order."""
+    """Return the ids of the table in docs/differences.md, in order."""
     return re.findall(r"^\| `([a-z0-9-]+)` \|", TABLE.read_text(), re.MULTILINE)
 
 
 def row(
     name: str, *, follows: bool = False, by_timing: bool = False
 ) -> Callable[[Predicate], Predicate]:
-    """Enter a predicate under the id of its row."""
+    """Register a predicate under the id of its row."""
 
     def enter(function: Predicate) -> Predicate:
         ROWS.append(Row(name, function, follows, by_timing))
@@ -94,7 +96,7 @@ def _has_code(report: Report | None) -> bool:
 
 
 def _errors(finding: Finding) -> tuple[Report, Report] | None:
-    """Both reports, if both clients say that the same call or record failed."""
+    """Return both reports if the same call or record failed in both clients, else None."""
     if finding.kind in ("record-error", "call-error") and finding.ours and finding.java:
         return finding.ours, finding.java
     return None
@@ -105,7 +107,7 @@ def _errors(finding: Finding) -> tuple[Report, Report] | None:
 
 @row("error-without-code")
 def _error_without_code(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Java wraps unexpected codes, and what follows from an earlier error, in KafkaException."""
+    """Java wraps unexpected codes, and the consequences of an earlier error, in KafkaException."""
     errors = _errors(finding)
     return errors is not None and errors[1].error in (
         "KafkaException",
@@ -116,8 +118,8 @@ def _error_without_code(finding: Finding, evidence: dict[str, Evidence]) -> bool
 
 @row("error-in-transaction")
 def _error_in_transaction(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """The same result with another error class; what can be done next is compared by the following
-    calls."""
+    """The same result with another error class. The following calls show whether the clients can
+    continue in the same way."""
     errors = _errors(finding)
     if errors is None or not _script(evidence).transactional:
         return False
@@ -134,9 +136,9 @@ def _timeout_or_last_answer(finding: Finding, evidence: dict[str, Evidence]) -> 
         return False
     labels = {errors[0].label, errors[1].label}
     if labels == {TIMEOUT, "code 7"}:
-        return True  # Java has one class for both
+        return True  # Java has one class for both codes
     if labels == {TIMEOUT, "code 35"}:
-        return _names(_script(evidence), API_VERSIONS)  # a broker that offers too little
+        return _names(_script(evidence), API_VERSIONS)  # a broker that offers too few versions
     return TIMEOUT in labels and endless(_script(evidence))
 
 
@@ -154,15 +156,15 @@ JAVA_STOPS_SENDING: Final = frozenset(
         "produce-no-partitions",
     }
 )
-"""Answers without the partition of the request: Java never completes the batch, and with one
-request in flight per partition sends no other one."""
+"""Responses without the requested partition: Java never completes the batch, and with one request
+in flight per partition sends no other one."""
 
 JAVA_IS_IN_AN_ERROR_STATE: Final = (
     "in an error state",
     "Invalid transition attempted",
     "cannot execute transactional method because",
 )
-"""Java's errors contain one of these texts when its transaction manager takes no further call."""
+"""Texts in Java's errors when its transaction manager accepts no further call."""
 
 
 @row("java-fatal", follows=True)
@@ -188,9 +190,9 @@ def _java_is_dead(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 def _ends_java(fault: Fault, script: Script) -> set[str]:
-    """The labels under which Java's producer fails for good after this fault."""
+    """Return the labels with which Java's producer fails permanently after this fault."""
     if isinstance(fault, ProduceCode) and fault.code == 46 and not fault.append:
-        return {"code 45", "code 46"}  # Java believes that the broker has these sequences
+        return {"code 45", "code 46"}  # Java assumes that the broker has these sequences
     if isinstance(fault, Odd) and fault.what == "add-partitions-empty":
         return {"code 90"}  # as after UNKNOWN_PRODUCER_ID, see below
     if not isinstance(fault, (ApiCode, ProduceCode)):
@@ -199,7 +201,7 @@ def _ends_java(fault: Fault, script: Script) -> set[str]:
         labels = {f"code {fault.code}"}
         adds = (ADD_PARTITIONS, ADD_OFFSETS)
         if _is_code(fault, 59) and fault.api in adds and fault.process:
-            # Java asks for a new epoch while the transaction is open at the coordinator.
+            # Java requests a new epoch while the transaction is open at the coordinator.
             labels.add("code 90")
         return labels
     if script.transactional:
@@ -210,7 +212,7 @@ def _ends_java(fault: Fault, script: Script) -> set[str]:
 
 @row("java-accepts-producer-id-minus-1", follows=True)
 def _java_takes_minus_1(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """InitProducerId answered with producer id -1 and no error: Java continues with it."""
+    """InitProducerId returns producer id -1 and no error: Java continues with it."""
     faults = _script(evidence).faults
     asked_again = finding.kind == "call-failed" and finding.what == "init"
     return (finding.kind == "alive" or asked_again) and any(
@@ -220,8 +222,8 @@ def _java_takes_minus_1(finding: Finding, evidence: dict[str, Evidence]) -> bool
 
 @row("java-sends-rejected-records")
 def _java_sends_refused(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Records that Java refused with IllegalStateException, since no transaction was open, stay in
-    its accumulator and leave with the next transaction."""
+    """Records that Java refused with IllegalStateException, because no transaction was open, stay
+    in its accumulator and are sent with the next transaction."""
     if finding.kind not in ("log-failed", "committed-failed") or finding.client != OURS:
         return False
     logs = (values for _, _, values in evidence[OURS].logs)
@@ -251,8 +253,8 @@ def _begins(call: Called) -> bool:
 
 @row("java-keeps-api-versions", follows=True)
 def _java_keeps_the_versions(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A response to ApiVersions names no API: Java keeps it while the connection lives, ours asks
-    again on a new connection."""
+    """A response to ApiVersions contains no API: Java keeps it for the life of the connection, ours
+    requests it again on a new connection."""
     return (
         finding.kind == "alive"
         and any(
@@ -265,8 +267,8 @@ def _java_keeps_the_versions(finding: Finding, evidence: dict[str, Evidence]) ->
 
 @row("random-metadata-broker")
 def _asked_by_chance(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Each broker lists itself alone: whether the new leader is found depends on which broker the
-    first refresh asks, which Java decides by chance."""
+    """Each broker lists only itself: whether the new leader is found depends on which broker gets
+    the first metadata request, and Java chooses it at random."""
     lists_itself = any(
         isinstance(fault, Odd) and fault.what == "only-this-broker" and fault.times is None
         for fault in _script(evidence).faults
@@ -295,9 +297,9 @@ def _java_waits(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-repeats-until-timeout", follows=True)
 def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Responses after which Java repeats the request until its deadline, and which ours reads or
-    works around, or to which ours fails the record with outcome UNKNOWN at once, because the broker
-    has lost the producer's state."""
+    """Java repeats the request until its deadline after these responses. Ours reads or works around
+    them, or fails the record with outcome UNKNOWN at once, because the broker has lost the
+    producer's state."""
     java, ours = finding.java, finding.ours
     if finding.kind == "record-error":
         return (
@@ -323,8 +325,8 @@ def _java_in_vain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-first-batch-overtaken", follows=True)
 def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A broker takes any first sequence of a producer that it does not know: Java's second batch
-    gets into the log before the first one, which then is out of sequence until its deadline."""
+    """A broker accepts any first sequence of a producer without state: Java's second batch is
+    appended before the first one, which is then out of sequence until its deadline."""
     java = evidence[JAVA]
     if finding.kind in ("log", "committed"):
         # The first batch was repeated in time.
@@ -345,7 +347,7 @@ def _overtaken(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 def _in_order(evidence: Evidence, partition: int, *, committed: bool) -> bool:
-    """The first copies of a partition's records stand in the order of submission."""
+    """Return True if the first copies of a partition's records are in the order of submission."""
     numbers = {sent.value: sent.number for sent in evidence.sent}
     found = dict.fromkeys(evidence.values(partition, committed=committed))
     order = [numbers[value] for value in found]
@@ -385,7 +387,7 @@ def _java_garbage(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-waits-in-commit", follows=True)
 def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A commit that cannot succeed any more: ours fails at once, Java's call times out first."""
+    """A commit that can no longer succeed: ours fails at once, Java's call times out first."""
     mine, others = (
         [one.report for one in evidence[client].calls if one.name == "commit" and not one.fresh]
         for client in (OURS, JAVA)
@@ -404,7 +406,7 @@ def _java_waits_in_commit(finding: Finding, evidence: dict[str, Evidence]) -> bo
 
 @row("begin-requests-producer-id", follows=True)
 def _begin_initialises(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A refused initialisation may be repeated: begin_transaction does so."""
+    """A refused initialisation may be repeated; begin_transaction does this."""
     java = finding.java
     return (
         finding.kind == "call-ok"
@@ -416,7 +418,7 @@ def _begin_initialises(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-fails-later-batches", follows=True)
 def _java_fails_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A refusal of one batch fails what is queued behind it, or is not repeated."""
+    """The refusal of one batch fails the batches queued after it, or the batch is not retried."""
     java = finding.java
     return (
         finding.kind in ("record-acked", "call-ok")
@@ -431,7 +433,7 @@ def _java_fails_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-leaves-a-gap", follows=True)
 def _java_gap(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """After a batch that failed Java's next one may be out of sequence; ours begins a new epoch."""
+    """After a failed batch, Java's next batch may be out of sequence; ours starts a new epoch."""
     return (
         finding.kind in ("record-acked", "record-error")
         and finding.java is not None
@@ -441,7 +443,8 @@ def _java_gap(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("epoch-is-bumped-and-batch-repeated", follows=True)
 def _bumped(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """INVALID_PRODUCER_EPOCH without transactions: Java bumps too, but fails the batch."""
+    """INVALID_PRODUCER_EPOCH without transactions: Java also bumps the epoch, but fails the
+    batch."""
     return (
         finding.kind == "record-acked"
         and _script(evidence).mode == "idempotent"
@@ -489,7 +492,7 @@ def _lost_anyway(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("duplicate-sequence-without-idempotence", follows=True)
 def _duplicate_plain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """DUPLICATE_SEQUENCE_NUMBER for a batch that has no sequence: Java calls it success."""
+    """DUPLICATE_SEQUENCE_NUMBER for a batch without a sequence: Java reports success."""
     return (
         finding.kind == "record-failed"
         and _script(evidence).mode == "plain"
@@ -500,7 +503,7 @@ def _duplicate_plain(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("deadline-while-waiting-for-producer-id", follows=True)
 def _deadline_without_id(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Ours keep delivery.timeout.ms while InitProducerId is repeated; Java's wait on."""
+    """Ours applies delivery.timeout.ms while InitProducerId is repeated; Java continues to wait."""
     return (
         finding.kind == "record-failed"
         and _script(evidence).mode == "idempotent"
@@ -513,7 +516,8 @@ def _deadline_without_id(finding: Finding, evidence: dict[str, Evidence]) -> boo
 
 @row("unknown-producer-id-in-transaction", follows=True)
 def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """UNKNOWN_PRODUCER_ID to Produce in a transaction: Java repeats the batch in it."""
+    """UNKNOWN_PRODUCER_ID from Produce in a transaction: Java retries the batch in the
+    transaction."""
 
     def forgets(fault: Fault) -> bool:
         return isinstance(fault, ProduceCode) and fault.code == 59
@@ -531,14 +535,14 @@ def _unknown_producer_id(finding: Finding, evidence: dict[str, Evidence]) -> boo
 
 @row("unknown-producer-id-of-coordinators", follows=True)
 def _unknown_at_coordinator(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """UNKNOWN_PRODUCER_ID to EndTxn or TxnOffsetCommit: Java's transaction is aborted."""
+    """UNKNOWN_PRODUCER_ID from EndTxn or TxnOffsetCommit: Java's transaction is aborted."""
     told = {fault.api for fault in _script(evidence).faults if _is_code(fault, 59)}
     return finding.kind in ("call-failed", "dead") and bool(told & {END_TXN, TXN_OFFSET_COMMIT})
 
 
 @row("coordinator-without-address", follows=True)
 def _no_address(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """FindCoordinator names a node without a host: Java takes its connection to that node."""
+    """FindCoordinator returns a node without a host: Java uses its connection to that node."""
     return finding.kind == "call-failed" and any(
         isinstance(fault, Odd) and fault.what == "coordinator-empty-host"
         for fault in _script(evidence).faults
@@ -564,7 +568,7 @@ def before_2_5(script: Script) -> bool:
 
 @row("brokers-without-producer-ids", follows=True)
 def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Brokers that do not offer InitProducerId: ours says to turn idempotence off."""
+    """Brokers that do not offer InitProducerId: ours recommends to disable idempotence."""
     fresh = [sent.report for sent in evidence[OURS].sent if sent.fresh]
     reports = fresh if finding.kind == "dead" else [finding.ours]
     return (
@@ -576,8 +580,8 @@ def _no_producer_ids(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("gap-after-a-lost-request")
 def _gap_behind_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """OUT_OF_ORDER_SEQUENCE_NUMBER behind a record in doubt, after requests were lost: ours does
-    not know whether copies of both will arrive, Java renumbers the record."""
+    """OUT_OF_ORDER_SEQUENCE_NUMBER after a record in doubt, when requests were lost: ours cannot
+    tell whether copies of both will arrive, Java renumbers the record."""
     ours = evidence[OURS]
     script = ours.script
 
@@ -604,13 +608,13 @@ def _gap_behind_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 CUTTING: Final = frozenset({"disconnect", "kill-leader"})
-"""What ends connections with requests that are not answered."""
+"""Actions that close connections with unanswered requests."""
 
 
 @row("split-although-stored")
 def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """MESSAGE_TOO_LARGE for a batch that is in the log: ours divides it, Java sends a batch that is
-    no larger than batch.size as it is. After RECORD_LIST_TOO_LARGE Java fails it."""
+    """MESSAGE_TOO_LARGE for a batch that is in the log: ours divides it; Java resends a batch that
+    is not larger than batch.size unchanged. After RECORD_LIST_TOO_LARGE Java fails it."""
     ours = evidence[OURS]
 
     def stores(fault: Fault) -> bool:
@@ -630,7 +634,7 @@ def _divided(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("response-lost-with-the-cluster", by_timing=True)
 def _answer_lost(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """All brokers were killed while the answer for a stored record was in flight."""
+    """All brokers were killed while the response for a stored record was in flight."""
     ours = evidence[OURS]
     faults = ours.script.faults
     killed = [n for n, _ in ours.met if isinstance(faults[n], When) and _kills(faults[n])]
@@ -650,8 +654,8 @@ def _kills(fault: Fault) -> bool:
 
 @row("after-a-false-error", follows=True)
 def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A broker appended a batch and answered with a code that brokers check before the append: the
-    consequences of the second copy, for records of its partition."""
+    """A broker appended a batch and returned a code that brokers check before the append. The
+    second copy has consequences for records of its partition."""
     if _script(evidence).mode == "plain":
         return False
     kinds = ("call-failed", "call-order", "call-ok", "record-failed", "record-acked")
@@ -664,7 +668,7 @@ def _after_a_lie(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 @row("fault-hit-other-records")
 def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """The n-th batch or request, to which a fault applies, has other records at each client."""
+    """The n-th batch or request, which a fault affects, has other records at each client."""
     if finding.kind == "dead":
         return _ended_by_fault_that_missed_java(evidence)
     others = met_differently(evidence[OURS], evidence[JAVA])
@@ -672,7 +676,7 @@ def _met_others(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 FATAL_IN_BOTH: Final = frozenset({31, 35, 53})
-"""Answered to Produce in a transaction these end both producers (Java
+"""Codes in a Produce response in a transaction that end both producers (Java
 `TransactionManager.maybeTransitionToErrorState`)."""
 
 
@@ -695,14 +699,15 @@ def _ended_by_fault_that_missed_java(evidence: dict[str, Evidence]) -> bool:
 
 @row("backoff-grows")
 def _backoff_grows(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Java repeats requests to coordinators, and for producer ids, after retry.backoff.ms each."""
+    """Java repeats requests to coordinators and for producer ids with a constant
+    retry.backoff.ms."""
     return finding.kind.startswith("fewer-")
 
 
 @row("metadata-refreshed-less-often")
 def _misled_for_longer(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Metadata named wrong leaders: batches are repeated, each with its growing backoff, until the
-    next ones, which ours asks for 50 ms later at the earliest."""
+    """Metadata contained wrong leaders: batches are retried, each with its growing backoff, until
+    the next metadata response, which ours requests after 50 ms at the earliest."""
     ours, java = evidence[OURS], evidence[JAVA]
     if finding.kind != "more-produce" or not met_by(ours, _misleads):
         return False
@@ -716,7 +721,7 @@ def _misleads(fault: Fault) -> bool:
 
 
 def _attempts_within(seconds: float) -> int:
-    """The most attempts at one batch that its backoff allows."""
+    """Return the maximum number of attempts at one batch that its backoff allows."""
     first, longest = (int(COMMON[f"retry.backoff.{key}"]) for key in ("ms", "max.ms"))
     attempts, spent_ms = 1, 0.0
     while spent_ms < seconds * 1000:
@@ -727,15 +732,15 @@ def _attempts_within(seconds: float) -> int:
 
 @row("failed-record-in-log")
 def _failed_in_log(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """A record that both reported as failed is in one log and not in the other: it expired, or its
-    transaction was given up, before or after it was written."""
+    """A record that failed in both clients is in only one of the logs: it expired, or its
+    transaction was given up, before or after the write."""
     if finding.kind not in ("log-failed", "committed-failed"):
         return False
     return all(_in_doubt(finding.kind, value, evidence) for value in finding.records)
 
 
 def _in_doubt(kind: str, value: str, evidence: dict[str, Evidence]) -> bool:
-    """The record expired, or the outcome of its transaction cannot be known."""
+    """Return True if the record expired, or if the outcome of its transaction is unknown."""
     found = [(one, s) for one in (evidence[OURS], evidence[JAVA]) for s in one.sent]
     found = [(one, sent) for one, sent in found if sent.value == value]
     if any(sent.report is not None and sent.report.label == TIMEOUT for _, sent in found):
@@ -751,7 +756,7 @@ def _in_doubt(kind: str, value: str, evidence: dict[str, Evidence]) -> bool:
 
 @row("java-reuses-sequences")
 def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Java gives the sequence of a batch out again that failed with a code it takes for final."""
+    """Java reuses the sequence of a batch that failed with a code that Java treats as definite."""
     if finding.kind == "alive":
         return _restarts_below_the_log(evidence[JAVA])
     return finding.client == JAVA and finding.kind in (
@@ -760,8 +765,8 @@ def _java_reuses(finding: Finding, evidence: dict[str, Evidence]) -> bool:
 
 
 def _restarts_below_the_log(java: Evidence) -> bool:
-    """Each transaction begins with sequence 0 under the epoch of a failed batch that was stored:
-    it is out of sequence forever."""
+    """Return True if each transaction begins with sequence 0 under the epoch of a failed batch that
+    was stored: it is out of sequence forever."""
     stored = {value for partition in range(3) for value in java.values(partition)}
     failed = {sent.value for sent in java.sent if sent.report is not None and not sent.report.ok}
     fresh = {sent.report.label for sent in java.sent if sent.fresh and sent.report is not None}
@@ -775,14 +780,14 @@ def _restarts_below_the_log(java: Evidence) -> bool:
 
 @row("java-trusts-unexpected-codes")
 def _java_trusts(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Coordinator requests that were executed and answered with a code that Java takes for a
-    refusal: an abort after the commit counts as done, an open transaction stays open."""
+    """Coordinator requests were executed and returned a code that Java treats as a refusal: an
+    abort after the commit counts as successful, an open transaction stays open."""
     return finding.client == JAVA and finding.kind in ("left-ongoing", "abort-denied")
 
 
 @row("java-stores-twice")
 def _java_twice(finding: Finding, evidence: dict[str, Evidence]) -> bool:
-    """Java renumbers a batch that is in the log, after a batch before it was given up."""
+    """Java renumbers a batch that is in the log after an earlier batch was given up."""
     return finding.client == JAVA and finding.kind == "twice"
 
 
@@ -796,7 +801,8 @@ def _is_code(fault: Fault, code: int) -> TypeGuard[ApiCode]:
 
 
 def _concerns(finding: Finding, evidence: dict[str, Evidence], values: set[str]) -> bool:
-    """Is the finding about one of these records, or about a transaction with one of them?"""
+    """Return True if the finding is about one of these records or a transaction with one of
+    them."""
     if finding.kind.endswith("-failed") and finding.records:
         return finding.records <= values
     if finding.transaction < 0:
@@ -810,13 +816,13 @@ def _concerns(finding: Finding, evidence: dict[str, Evidence], values: set[str])
 
 
 def _codes(script: Script) -> set[str]:
-    """The labels of the codes that the script's brokers answer."""
+    """Return the labels of the codes that the script's brokers return."""
     told = {f"code {fault.code}" for fault in script.faults if hasattr(fault, "code")}
     return told | {f"code {f.value}" for f in script.faults if isinstance(f, Odd) and f.value}
 
 
 def _names(script: Script, api: int) -> bool:
-    """Some fault concerns this API."""
+    """Return True if some fault concerns this API."""
     return any(
         getattr(fault, "api", None) == api
         or (isinstance(fault, Odd) and EDITS[fault.what][0] == api)

@@ -41,7 +41,7 @@ GENERATED: Final = "generated"
 """Family of these scripts; names are generated/SEED/NUMBER."""
 
 LEGAL_PRODUCE: Final = (3, 5, 6, 7, 9, 13, 19, 20, 56, 72, 74)
-"""Codes that a broker may answer before or after the append, weighted double."""
+"""Codes that a broker may return before or after the append, with double weight."""
 
 BEFORE_APPEND: Final = (2, 10, 18, 29, 32, 43, 44, 45, 47, 53, 76, 87, 100)
 COORDINATOR: Final = (7, 14, 15, 16, 19, 20, 51)
@@ -57,13 +57,13 @@ DEEDS: Final = ("move-leader", "move-leader", "disconnect", "expand", "move-lead
 
 
 def generated(count: int, seed: int) -> Iterator[Script]:
-    """`count` scripts; number n of a seed is the same whatever `count` is."""
+    """Yield `count` scripts. Script n of a seed does not depend on `count`."""
     for number in range(count):
         yield composed(seed, number)
 
 
 def composed(seed: int, number: int) -> Script:
-    """One script."""
+    """Compose one script."""
     rng = random.Random(f"{seed}/{number}")
     mode: Mode = rng.choice(MODES)
     profile = "4.3"

@@ -1,5 +1,5 @@
-"""The evidence of clients in a file: an interrupted campaign resumes, and a change of the rules or
-of the table of differences is applied to earlier runs."""
+"""A file with the clients' evidence: an interrupted campaign resumes, and changed rules or a
+changed table of differences are applied to earlier runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _JUDGE: Final = frozenset(
         "test_comparison.py",
     }
 )
-"""Modules of tests/differential that change neither what a client receives nor what is noted."""
+"""Modules of tests/differential that affect neither what a client receives nor what is recorded."""
 
 
 def stage_digest() -> str:
-    """Digest of what plays scripts: the fake cluster, the stage and the harnesses."""
+    """Return a digest of the code that plays scripts: the fake cluster, the stage and the
+    harnesses."""
     return _digest(
         path
         for path in _sources(*_STAGE)
@@ -45,7 +46,7 @@ def stage_digest() -> str:
 
 
 def producer_digest() -> str:
-    """Digest of aiokprod without its test doubles."""
+    """Return a digest of aiokprod without its test doubles."""
     return _digest(path for path in _sources("aiokprod") if "testing" not in path.parts)
 
 
@@ -65,13 +66,13 @@ def _digest(paths: Iterable[Path]) -> str:
 class Journal:
     """Evidence by script, client and number of the play.
 
-    Evidence of other clients holds as long as the stage is the same; evidence of aiokprod holds
-    for the same sources only, unless `older` is set.
+    Evidence of other clients is valid for the same stage. Evidence of aiokprod is also bound to the
+    same sources, unless `older` is set.
 
     Args:
-        older: evidence of aiokprod from other sources counts as well.
-        replay: keep evidence, but use none.
-        digests: of the stage and of aiokprod; computed if not given.
+        older: evidence of aiokprod from other sources is valid too.
+        replay: store evidence, but use none.
+        digests: digests of the stage and of aiokprod; computed if not given.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class Journal:
         self._path = path
 
     def _read(self, path: Path, older: bool) -> int:
-        """Load the entries that hold; returns the length of all whole entries."""
+        """Load the valid entries and return the length of all complete entries."""
         complete = 0
         with path.open("rb") as file:
             while True:
                 try:
                     key, producer, value = pickle.load(file)
                 except (EOFError, pickle.UnpicklingError):
-                    return complete  # a process that was killed wrote half of the last one
+                    return complete  # a killed process wrote the last entry only partly
                 complete = file.tell()
                 if isinstance(value, float):
                     self._seconds[key] = self._seconds.get(key, 0.0) + value
@@ -111,7 +112,7 @@ class Journal:
         return hashlib.sha256(text.encode()).digest()
 
     def get(self, script: Script, client: str, play: int) -> Evidence | None:
-        """What the client did in the script, if that is known."""
+        """Return what the client did in the script, or None if that is not stored."""
         found = self._found.get(self._key(script, client, play))
         if found is None or self._replay:
             return None
@@ -119,7 +120,7 @@ class Journal:
         return evidence
 
     def put(self, script: Script, play: int, evidence: Evidence) -> None:
-        """Keep what a client did."""
+        """Store the evidence of a client."""
         key = self._key(script, evidence.client, play)
         for sent in evidence.sent:
             sent.waits = None
@@ -128,7 +129,7 @@ class Journal:
         self._write(key, self._producer if evidence.client == OURS else "", value)
 
     def add_seconds(self, run: str, seconds: float) -> float:
-        """Add to the duration of a run; returns the sum of all its parts."""
+        """Add to the duration of a run and return the sum of all its parts."""
         self._seconds[run] = self._seconds.get(run, 0.0) + seconds
         self._write(run, "", seconds)
         return self._seconds[run]

@@ -1,4 +1,4 @@
-"""Many librdkafka producers in one process, driven by the lines that `Harness.java` obeys."""
+"""Many librdkafka producers in one process, controlled by the command lines of `Harness.java`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _names = {
 
 
 def _settings(pairs: list[str]) -> tuple[dict[str, Any], float]:
-    """librdkafka's settings, and max.block.ms in seconds, which its calls take."""
+    """Return librdkafka's settings, and max.block.ms in seconds, which is an argument of its
+    calls."""
     given = dict(pair.split("=", 1) for pair in pairs)
     found: dict[str, Any] = {_names.get(name, name): value for name, value in given.items()}
     found.pop("")
@@ -137,7 +138,7 @@ class Client(threading.Thread):
 
 
 def main() -> None:
-    """Obey standard input until it ends."""
+    """Execute commands from standard input until it ends."""
     consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
     Client.group = consumer.consumer_group_metadata()
     clients: dict[str, Client] = {}

@@ -1,5 +1,5 @@
-"""Responses that brokers and gateways have been seen to give, and actions on the cluster. Every
-entry is one function, whose name scripts use."""
+"""Unusual responses of real brokers and gateways, and actions on the cluster. Every entry is one
+function; scripts refer to it by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.differential.script import (
 )
 
 Edit = Callable[[FakeCluster, Request, Any, int], Message]
-"""(cluster, request, the model's answer, the script's value) to another answer."""
+"""Maps (cluster, request, the model's response, the script's value) to another response."""
 
 TRANSACTIONAL_ID: Final = "x"
 EDITS: Final[dict[str, tuple[int, Edit]]] = {}
@@ -55,7 +55,7 @@ def _each_partition(message: Any, change: Callable[[Any], Any]) -> Any:
 
 @_edit(METADATA, "leader-minus-1")
 def _leader_minus_1(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """No leader, and `value` (0: none) as the partition's error code."""
+    """Partitions have no leader, and error code `value` (0: none)."""
     return _each_partition(message, lambda p: replace(p, leader_id=-1, error_code=value))
 
 
@@ -69,7 +69,7 @@ def _leader_minus_1_one(cluster: FakeCluster, request: Request, message: Any, va
 
 @_edit(METADATA, "leader-unknown")
 def _leader_unknown(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """The leader is a node that the answer does not list."""
+    """The leader is a node that the response does not list."""
     return _each_partition(message, lambda p: replace(p, leader_id=99))
 
 
@@ -94,7 +94,7 @@ def _epoch_plus(cluster: FakeCluster, request: Request, message: Any, value: int
 
 @_edit(METADATA, "partition-error")
 def _partition_error(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Every partition carries an error code beside its true leader."""
+    """Every partition carries an error code in addition to its correct leader."""
     return _each_partition(message, lambda p: replace(p, error_code=value))
 
 
@@ -102,13 +102,13 @@ def _partition_error(cluster: FakeCluster, request: Request, message: Any, value
 def _partition_error_leaderless(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """Every partition carries an error code and names no leader."""
+    """Every partition carries an error code and no leader."""
     return _each_partition(message, lambda p: replace(p, error_code=value, leader_id=-1))
 
 
 @_edit(METADATA, "topic-error")
 def _topic_error(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Every topic carries an error code beside its partitions."""
+    """Every topic carries an error code in addition to its partitions."""
     return replace(message, topics=[replace(t, error_code=value) for t in message.topics])
 
 
@@ -165,7 +165,7 @@ def _other_cluster_id(cluster: FakeCluster, request: Request, message: Any, valu
 
 @_edit(METADATA, "only-this-broker")
 def _only_this_broker(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """A broker that has just started knows of itself only."""
+    """The response lists only this broker, as after its start."""
     return replace(message, brokers=[b for b in message.brokers if b.node_id == request.broker_id])
 
 
@@ -178,7 +178,7 @@ def _no_replicas(cluster: FakeCluster, request: Request, message: Any, value: in
 
 @_edit(METADATA, "no-topic-ids")
 def _no_topic_ids(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """No topic ids; for profiles whose Produce requests have topic names."""
+    """There are no topic ids; for profiles whose Produce requests contain topic names."""
     return replace(message, topics=[replace(t, topic_id=bytes(16)) for t in message.topics])
 
 
@@ -189,7 +189,7 @@ def _other_topic_id(cluster: FakeCluster, request: Request, message: Any, value:
 
 @_edit(METADATA, "reversed")
 def _reversed(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Brokers and partitions in another order."""
+    """Brokers and partitions are in another order."""
     topics = [replace(t, partitions=list(reversed(t.partitions))) for t in message.topics]
     return replace(message, topics=topics, brokers=list(reversed(message.brokers)))
 
@@ -222,7 +222,7 @@ def _coordinators(message: Any, **changes: Any) -> Any:
 
 @_edit(FIND_COORDINATOR, "coordinator-minus-1")
 def _coordinator_minus_1(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """No coordinator and no error code."""
+    """There is no coordinator and no error code."""
     return _coordinators(message, node_id=-1, host="", port=-1)
 
 
@@ -237,13 +237,13 @@ def _coordinator_empty_host(
 def _coordinator_other_node(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """The right address under a node id that no metadata names."""
+    """The address is correct, but the node id is in no metadata."""
     return _coordinators(message, node_id=77)
 
 
 @_edit(FIND_COORDINATOR, "coordinator-wrong")
 def _coordinator_wrong(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """A broker that does not coordinate (any more)."""
+    """The response contains a broker that is not (or no longer) the coordinator."""
     chosen = coordinator_of(cluster.brokers[1], TRANSACTIONAL_ID)
     other = next(b for b in cluster.brokers.values() if b is not chosen)
     return _coordinators(message, node_id=other.broker_id, host=other.host, port=other.port)
@@ -269,7 +269,7 @@ def _coordinators_none(cluster: FakeCluster, request: Request, message: Any, val
 
 @_edit(INIT_PRODUCER_ID, "producer-id-minus-1")
 def _producer_id_minus_1(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """No id and no error code."""
+    """There is no producer id and no error code."""
     return replace(message, producer_id=-1, producer_epoch=-1)
 
 
@@ -285,7 +285,7 @@ def _offsets_empty(cluster: FakeCluster, request: Request, message: Any, value: 
 
 @_edit(END_TXN, "end-txn-id-minus-1")
 def _end_txn_id_minus_1(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Ended, but the response lacks the next epoch."""
+    """The transaction ended, but the response lacks the next epoch."""
     return replace(message, producer_id=-1, producer_epoch=-1)
 
 
@@ -302,7 +302,7 @@ def _each_answer(message: Any, change: Callable[[Any], Any]) -> Any:
 
 @_edit(PRODUCE, "produce-empty")
 def _produce_empty(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """Stored, but the answer has no topic."""
+    """The records are stored, but the response has no topic."""
     return replace(message, responses=[])
 
 
@@ -317,7 +317,7 @@ def _produce_no_partitions(cluster: FakeCluster, request: Request, message: Any,
 def _produce_other_partition(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """Stored, but the answer is for a partition that was not in the request."""
+    """The records are stored, but the response is for a partition that was not in the request."""
     return _each_answer(message, lambda p: replace(p, index=77))
 
 
@@ -334,7 +334,7 @@ def _produce_twice(cluster: FakeCluster, request: Request, message: Any, value: 
 
 @_edit(PRODUCE, "produce-strangers")
 def _produce_strangers(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """A partition that was not in the request, besides the right answer."""
+    """The response has an additional partition that was not in the request."""
     return replace(
         message,
         responses=[
@@ -354,13 +354,13 @@ def _produce_strangers(cluster: FakeCluster, request: Request, message: Any, val
 def _produce_offset_minus_1(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """Stored, acknowledged, and the response lacks the offset."""
+    """The records are stored and acknowledged, but the response lacks the offset."""
     return _each_answer(message, lambda p: replace(p, base_offset=-1))
 
 
 @_edit(PRODUCE, "produce-no-hints")
 def _produce_no_hints(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """No leader hints, as from gateways without KIP-951."""
+    """There are no leader hints, as from gateways without KIP-951."""
     if request.version < HINTS_FROM:
         return message
     return replace(
@@ -373,7 +373,7 @@ def _produce_no_hints(cluster: FakeCluster, request: Request, message: Any, valu
 def _produce_hint_unknown_node(
     cluster: FakeCluster, request: Request, message: Any, value: int
 ) -> Any:
-    """NOT_LEADER with a hint at a node whose address is not in the response."""
+    """NOT_LEADER with a hint to a node whose address is not in the response."""
     if request.version < HINTS_FROM:
         return message
     return replace(
@@ -443,13 +443,13 @@ def _give_leader(cluster: FakeCluster, do: Do) -> None:
 
 @_action("recreate")
 def _recreate(cluster: FakeCluster, do: Do) -> None:
-    """Another topic under the same name."""
+    """Create another topic with the same name."""
     cluster.recreate_topic(TOPIC)
 
 
 @_action("recreate-elsewhere")
 def _recreate_elsewhere(cluster: FakeCluster, do: Do) -> None:
-    """Another topic under the same name, with other leaders and epochs from 0."""
+    """Create another topic with the same name, with other leaders and epochs from 0."""
     before = [partition.leader for partition in cluster.topics[TOPIC].partitions]
     cluster.recreate_topic(TOPIC)
     for partition, old in zip(cluster.topics[TOPIC].partitions, before, strict=True):
@@ -463,7 +463,7 @@ def _expand(cluster: FakeCluster, do: Do) -> None:
 
 @_action("disconnect")
 def _disconnect(cluster: FakeCluster, do: Do) -> None:
-    """All connections break (0: of all brokers)."""
+    """Break all connections of a broker (0: of all brokers)."""
     for broker in cluster.brokers.values():
         if do.broker in (0, broker.broker_id):
             for connection in list(broker.connections):
@@ -496,7 +496,7 @@ def _stop(cluster: FakeCluster, do: Do) -> None:
 
 @_action("start")
 def _start(cluster: FakeCluster, do: Do) -> None:
-    """Brokers that are down come back."""
+    """Restart the brokers that are down."""
     for broker in list(cluster.brokers.values()):
         if not broker.is_up:
             cluster.start(broker.broker_id)
@@ -504,7 +504,7 @@ def _start(cluster: FakeCluster, do: Do) -> None:
 
 @_action("freeze-views")
 def _freeze_views(cluster: FakeCluster, do: Do) -> None:
-    """Brokers continue to return today's leaders (0: all brokers)."""
+    """Let a broker return the current leaders from now on (0: all brokers)."""
     for broker in cluster.brokers.values():
         if do.broker in (0, broker.broker_id):
             cluster.freeze_view(broker.broker_id)
@@ -517,20 +517,20 @@ def _refresh_views(cluster: FakeCluster, do: Do) -> None:
 
 @_action("forget-producers")
 def _forget_producers(cluster: FakeCluster, do: Do) -> None:
-    """A partition loses its producer state."""
+    """Remove the producer state of a partition."""
     cluster.forget_producers(TOPIC, do.partition)
 
 
 @_action("retain")
 def _retain(cluster: FakeCluster, do: Do) -> None:
-    """Retention takes all records, and producer state with them."""
+    """Let retention delete all records, and the producer state with them."""
     cluster.retain(TOPIC, do.partition)
 
 
 @_action("fence")
 def _fence(cluster: FakeCluster, do: Do) -> None:
-    """Another instance with the same transactional id starts."""
-    for _ in range(2):  # the first one finds a transaction open and ends it
+    """Start another instance with the same transactional id."""
+    for _ in range(2):  # the first call finds an open transaction and ends it
         code, _, _ = cluster.transactions.init(TRANSACTIONAL_ID, 30_000, -1, -1)
         if not code:
             return
@@ -538,7 +538,7 @@ def _fence(cluster: FakeCluster, do: Do) -> None:
 
 @_action("expire-transaction")
 def _expire_transaction(cluster: FakeCluster, do: Do) -> None:
-    """The coordinator aborts a transaction that is open for too long."""
+    """Abort a transaction that has been open for too long, as the coordinator does."""
     entry = cluster.transactions.ids.get(TRANSACTIONAL_ID)
     if entry is not None:
         cluster.transactions._timed_out(entry, entry.number)
@@ -546,7 +546,7 @@ def _expire_transaction(cluster: FakeCluster, do: Do) -> None:
 
 @_action("forget-transactions")
 def _forget_transactions(cluster: FakeCluster, do: Do) -> None:
-    """The coordinator's state is gone, as when its topic was lost."""
+    """Delete the coordinator's state, as after the loss of its topic."""
     cluster.transactions.ids.pop(TRANSACTIONAL_ID, None)
 
 
@@ -556,7 +556,7 @@ def _rebalance(cluster: FakeCluster, do: Do) -> None:
 
 
 def every_log(cluster: FakeCluster) -> list[tuple[str, int, PartitionLog]]:
-    """(topic, partition, log) of all topics, including those that were deleted."""
+    """Return (topic, partition, log) for all topics, including deleted ones."""
     return [
         (topic.name, partition.index, partition.log)
         for topic in [*cluster.topics.values(), *cluster.deleted]

@@ -1,8 +1,8 @@
-"""What a script is: the settings of a producer, the steps of its application and of the cluster.
+"""Scripts: the settings of a producer, the steps of its application and of the cluster.
 
-Scripts are plain data, so that one can be printed, repeated and given to any client. Everything in
-a script is triggered by steps and by requests, never by the clock alone: results must not depend on
-how busy the machine is.
+Scripts are plain data, so they can be printed, repeated and given to any client. Steps and requests
+trigger everything in a script, never the clock alone: results must not depend on the load of the
+machine.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ProduceCode:
     """Answer the next batches of a partition with an error code.
 
     Attributes:
-        times: batches; None for all.
-        append: the batches are in the log all the same.
-        skip: batches that pass before.
-        hint: leader errors carry the leader (KIP-951).
-        records: 1 to name record 0 of the batch as the one refused (KIP-467).
+        times: number of batches; None for all.
+        append: the batches are appended nevertheless.
+        skip: number of earlier batches without the error.
+        hint: leader errors contain the leader (KIP-951).
+        records: 1 to report record 0 of the batch as the refused one (KIP-467).
     """
 
     code: int
@@ -56,7 +56,7 @@ class ProduceCode:
 
 @dataclass(frozen=True)
 class ApiCode:
-    """Answer the next requests of an API with an error code, carried out or not."""
+    """Answer the next requests of an API with an error code, and execute them or not."""
 
     api: int
     code: int
@@ -70,10 +70,11 @@ class Break:
     """Break connections instead of responding.
 
     Attributes:
-        how: "reset" before a byte of the answer, "half" after eight bytes of it, "close" in order,
-            "silent" leaves the connection open without an answer, "garbage" answers with bytes that
-            no client can read, "correlation" with the number of another request.
-        process: the request is carried out first.
+        how: "reset" before a byte of the response, "half" after eight bytes of it, "close" in
+            order,
+            "silent" leaves the connection open without a response, "garbage" sends bytes that no
+            client can read, "correlation" sends the correlation id of another request.
+        process: the request is executed first.
     """
 
     api: int
@@ -85,7 +86,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Throttle:
-    """Answers of an API (None: of all) name a throttle time."""
+    """Add a throttle time to the responses of an API (None: of all)."""
 
     milliseconds: int
     api: int | None = None
@@ -94,10 +95,10 @@ class Throttle:
 
 @dataclass(frozen=True)
 class Odd:
-    """Change responses to something that a broker or a gateway has been seen to send.
+    """Change responses to something that real brokers or gateways send.
 
     Attributes:
-        what: name of an edit in `oddities.EDITS`; `value` is its parameter.
+        what: name of an edit in `odd_metadata.EDITS`; `value` is its parameter.
     """
 
     what: str
@@ -108,7 +109,7 @@ class Odd:
 
 @dataclass(frozen=True)
 class When:
-    """Do something to the cluster when the n-th request of an API arrives (1: the next)."""
+    """Perform an action on the cluster when the n-th request of an API arrives (1: the next)."""
 
     api: int
     do: Do
@@ -117,7 +118,7 @@ class When:
 
 @dataclass(frozen=True)
 class Do:
-    """Something that happens to the cluster, see `stage.ACTIONS`."""
+    """An action on the cluster, see `odd_metadata.ACTIONS`."""
 
     what: str
     partition: int = 0
@@ -154,7 +155,7 @@ class Clear:
 
 @dataclass(frozen=True)
 class Call:
-    """A transactional call. "end" is what applications do: commit, abort if that fails."""
+    """A transactional call. "end" does what applications do: commit, and abort if that fails."""
 
     name: Literal["init", "begin", "commit", "abort", "offsets", "end"]
 
@@ -167,18 +168,19 @@ class Script:
     """A scenario that every client runs.
 
     Attributes:
-        name: unique; `--script NAME` plays it alone.
-        family: what it belongs to, for the summary.
-        mode: of the producer: idempotent, plain (one request in flight), or transactional with the
+        name: unique; `--script NAME` plays only this script.
+        family: group in the summary.
+        mode: kind of producer: idempotent, plain (one request in flight), or transactional with the
             first or the second protocol.
-        steps: in order. A fresh producer starts before the first; after the last one the cluster
-            behaves, a fresh record is sent and the producer closed.
-        settings: of the producer, by Java's names, over those of `settings.py`.
-        profile: Kafka version that the brokers speak like.
-        batching: records submitted together share a batch; else each has its own.
-        brokers: how many.
+        steps: in order. A fresh producer starts before the first step. After the last step all
+            faults
+            end, a fresh record is sent and the producer is closed.
+        settings: producer settings by Java's names, which override `COMMON` and `LONG`.
+        profile: Kafka version that the brokers emulate.
+        batching: records submitted together share a batch; otherwise each has a separate batch.
+        brokers: number of brokers.
         delivers: our producer must deliver every record, whatever Java's does.
-        racy: reason why clients may rightly end differently from run to run; hard rules only.
+        racy: reason why results may legitimately differ between runs; only hard rules apply.
     """
 
     name: str
@@ -199,7 +201,7 @@ class Script:
 
     @property
     def faults(self) -> list[Fault]:
-        """What the cluster is instructed to do wrong."""
+        """The faults of the cluster."""
         kinds = (ProduceCode, ApiCode, Break, Throttle, Odd, When)
         return [step for step in self.steps if isinstance(step, kinds)]
 
@@ -225,17 +227,18 @@ COMMON: Final = {
 """Settings of all scripts."""
 
 LONG: Final = {"delivery.timeout.ms": "5000", "request.timeout.ms": "2500", "max.block.ms": "5000"}
-"""For scripts whose faults end by themselves: no deadline comes near, however busy the machine."""
+"""Settings for scripts whose faults end by themselves: no deadline comes near, even on a busy
+machine."""
 
 SHORT: Final = (
     ("delivery.timeout.ms", "1200"),
     ("request.timeout.ms", "1000"),
     ("max.block.ms", "1600"),
 )
-"""For scripts whose faults last until the deadline."""
+"""Settings for scripts whose faults last until the deadline."""
 
 SILENT: Final = (("request.timeout.ms", "400"),)
-"""For scripts with answers that never come."""
+"""Settings for scripts with responses that never arrive."""
 
 
 def settings_of(script: Script) -> dict[str, str]:

@@ -52,10 +52,10 @@ from tests.differential.script import (
 PARTITIONS: Final = 3
 CLOSE_MS: Final = 3000
 GRACE_S: Final = 6.0
-"""Seconds beyond its deadline after which a call counts as hung. Far from any busy machine's."""
+"""Seconds after its deadline until a call counts as hung; no busy machine reaches it."""
 
 OPEN_S: Final = 120.0
-"""More seconds for `open`, which includes the start of another client's process."""
+"""Additional seconds for `open`, which includes the start of another client's process."""
 
 FRESH_TRIES: Final = 3
 _FETCH: Final = 1
@@ -64,13 +64,13 @@ _GARBAGE: Final = b"\x7f\xff\xff\xff" + b"\xde\xad" * 16
 
 @dataclass
 class Sent:
-    """A record submitted.
+    """A submitted record.
 
     Attributes:
-        number: place in the order of submission.
-        transaction: number of its transaction, -1 outside one.
-        when: s, loop time of the submission.
-        fresh: it was sent after the script was over.
+        number: position in the order of submission.
+        transaction: number of its transaction, -1 outside a transaction.
+        when: loop time of the submission in s.
+        fresh: sent after the end of the script.
     """
 
     number: int
@@ -85,7 +85,7 @@ class Sent:
 
 @dataclass
 class Called:
-    """A transactional call, `init` or `close` and how it ended."""
+    """A transactional call, `init` or `close`, and its result."""
 
     name: str
     report: Report
@@ -98,18 +98,19 @@ class Evidence:
     """What one client did in one script.
 
     Attributes:
-        logs: values by offset of every partition that ever was: (topic, partition, values).
-        committed: the same as a read_committed consumer sees it.
-        requests: how many of each API until the epilogue.
+        logs: values by offset of every partition that ever existed: (topic, partition, values).
+        committed: the same logs as a read_committed consumer sees them.
+        requests: number of requests of each API before the epilogue.
         alive: a fresh record was acknowledged (and committed) after the script.
-        fresh_tries: attempts this took.
+        fresh_tries: attempts at the fresh record.
         markers: per transactional id, verdicts in order.
         verdicts: transaction number to "committed", "aborted", "unknown" as the client reported.
-        left_ongoing: commits and aborts that were reported as done while the coordinator had the
-            transaction open.
-        pauses: s between Produce requests that followed each other.
-        left_open: connections the brokers still held after close.
-        met: (number of the fault in the script, what it met) in order: the values of records, or
+        left_ongoing: commits and aborts that were reported as successful while the transaction was
+            still open at the coordinator.
+        pauses: s between successive Produce requests.
+        left_open: connections that the brokers still had after close.
+        met: (number of the fault in the script, what it affected) in order: the values of records,
+            or
             the name of the request.
     """
 
@@ -134,19 +135,19 @@ class Evidence:
 
     @property
     def gone(self) -> bool:
-        """The client's process ended meanwhile."""
+        """True if the client's process ended meanwhile."""
         reports = [one.report for one in self.sent] + [one.report for one in self.calls]
         return any(report is not None and report.label == GONE for report in reports)
 
     def values(self, partition: int, *, committed: bool = False) -> list[str]:
-        """The story's records in a partition (of all topics of that name), in log order."""
+        """Return the script's records in a partition (of all topics of that name), in log order."""
         own = {sent.value for sent in self.sent if not sent.fresh}
         if committed:
             return [v for _, p, vs in self.committed if p == partition for v in vs if v in own]
         return [v for _, p, vs in self.logs if p == partition for v in vs.values() if v in own]
 
     def told(self) -> str:
-        """All reports and logs in a few lines."""
+        """Return all reports and logs as a few lines."""
         sent = ", ".join(f"{one.value}:{one.report}" for one in self.sent)
         calls = ", ".join(f"{one.name}:{one.report}" for one in self.calls)
         logs = {p: list(values.items()) for _, p, values in self.logs if values}
@@ -160,7 +161,7 @@ class Evidence:
 
 
 async def play(script: Script, name: str, client: Client) -> Evidence:
-    """Run a script over TCP with a client that is not open yet."""
+    """Run a script over TCP with a client that has not been opened."""
     cluster = _cluster(script, name)
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -171,11 +172,11 @@ async def play(script: Script, name: str, client: Client) -> Evidence:
 
 
 def play_in_memory(script: Script, seed: int) -> Evidence:
-    """Run a script with aiokprod in virtual time, so that no deadline passes because the machine is
-    busy, and no time is spent waiting.
+    """Run a script with aiokprod in virtual time, so that a busy machine causes no timeout, and no
+    real time is spent waiting.
 
     Args:
-        seed: of the jitter, and of the order of tasks that are ready at the same time.
+        seed: seed of the jitter, and of the order of tasks that are ready at the same time.
     """
 
     async def main() -> Evidence:
@@ -199,7 +200,7 @@ def _cluster(script: Script, name: str) -> FakeCluster:
         transaction_version={"tv1": 1, "tv2": 2}.get(script.mode, 0),
     )
     if name == LIBRDKAFKA:
-        # librdkafka writes today's record batches only to brokers that can also fetch them.
+        # librdkafka writes record batches (v2) only to brokers that can also fetch them.
         for broker in cluster.brokers.values():
             ranges = {**broker.profile.ranges, _FETCH: (4, 11)}
             broker.profile = replace(broker.profile, ranges=ranges)
@@ -213,7 +214,7 @@ class _NumberedFault(ProduceFault):
 
 
 class _NotingScript(ProduceScript):
-    """Tells `met` the number of each fault that a batch gets, and the batch's partition."""
+    """Reports to `met` the number of each fault that affects a batch, and the batch's partition."""
 
     def __init__(self, met: Callable[[int, int], None]) -> None:
         super().__init__()
@@ -238,7 +239,7 @@ class _Play:
         self._fresh = False
         self._watchers: list[list[Any]] = []
         self._faults = itertools.count()
-        self._request: Request | None = None  # the one that a broker is processing
+        self._request: Request | None = None  # the request that a broker is processing
         cluster.produce_script = _NotingScript(self._meet)
 
     async def run(self, bootstrap: str) -> Evidence:
@@ -308,8 +309,8 @@ class _Play:
         return sent
 
     async def _settle(self) -> None:
-        """Wait for the outcome of all records; one that takes far too long counts as hung. Calls
-        run one after the other, and each may block for max.block.ms."""
+        """Wait for the outcome of all records; a record that takes far too long counts as hung.
+        Calls run sequentially, and each may block for max.block.ms."""
         waiting = {one.waits: one for one in self._evidence.sent if one.waits and not one.report}
         if not waiting:
             return
@@ -359,7 +360,7 @@ class _Play:
                 self._in_transaction = False
 
     async def _end(self) -> bool:
-        """Commit as applications do: abort what cannot be committed, repeat what timed out."""
+        """Commit as applications do: abort what cannot be committed, retry calls that timed out."""
         verdicts = self._evidence.verdicts
         self._in_transaction = False
         report = await self._call("commit")
@@ -381,7 +382,7 @@ class _Play:
     # -- after the script -----------------------------------------------------------------------
 
     async def _epilogue(self) -> None:
-        """After all faults: check whether one more record is acknowledged."""
+        """After all faults have ended, check whether one more record is acknowledged."""
         self._fresh = True
         evidence = self._evidence
         for evidence.fresh_tries in range(1, FRESH_TRIES + 1):
@@ -447,7 +448,7 @@ class _Play:
         self._cluster.control(None, self._watch)
 
     def _watch(self, request: Request) -> None:
-        """Count requests for what is to happen at the n-th; never reacts."""
+        """Count requests, to trigger actions at the n-th request. Never reacts itself."""
         self._request = request
         for watcher in list(self._watchers):
             if watcher[0] == request.api_key:
@@ -460,12 +461,11 @@ class _Play:
     def _do(self, do: Do) -> None:
         ACTIONS[do.what](self._cluster, do)
         if do.what == "take-leader":
-            # A second request finds one.
+            # the second metadata request returns a leader
             self._watchers.append([METADATA, 2, Do("give-leader", do.partition), None])
 
     def _meet(self, number: int | None, partition: int | None = None) -> None:
-        """Note what a fault meets: the request that is being processed, or its batch for a
-        partition."""
+        """Record what a fault affects: the current request, or its batch for a partition."""
         request = self._request
         if request is None or number is None:
             return
@@ -557,7 +557,7 @@ def _breaking(fault: Break) -> Reaction:
 
 
 def _padded(value: str) -> str:
-    """A value long enough for a separate batch: with batch.size=0 Java still puts very small
+    """Pad a value so that it needs a separate batch: with batch.size=0 Java still puts very small
     records into one batch."""
     return value.ljust(100, ".")
 
@@ -571,5 +571,5 @@ def _hung(what: str, limit: float) -> Report:
 
 
 def _unknown(report: Report) -> str:
-    """What an application knows after a call that failed."""
+    """Return what an application can conclude from a failed call."""
     return "refused" if report.outcome in ("rejected", "not_sent") else "unknown"

@@ -41,7 +41,7 @@ CLOSED = Called("close", Report(), -1, True)
 
 
 def evidence(script: Script = PLAIN, client: str = OURS, **changes: Any) -> Evidence:
-    """Two records, acknowledged and stored at offsets 0 and 1."""
+    """Return evidence of two records, acknowledged and stored at offsets 0 and 1."""
     number = 0 if script.transactional else -1
     made = Evidence(
         client,
@@ -238,7 +238,7 @@ def rows_of(finding: Finding, ours: Evidence, java: Evidence) -> list[str]:
 def played(
     steps: tuple[Step, ...], mode: Mode = "idempotent", **changes: Any
 ) -> tuple[Evidence, Evidence]:
-    """Both clients' evidence of a script with these steps."""
+    """Return both clients' evidence of a script with these steps."""
     script = dataclasses.replace(PLAIN, mode=mode, steps=steps)
     return evidence(script, **changes), evidence(script, JAVA)
 

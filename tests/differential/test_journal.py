@@ -23,7 +23,7 @@ def journal(path: Path, digests: tuple[str, str] = NOW, **options: Any) -> Journ
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A journal with the first play of both clients."""
+    """Return the path of a journal with the first play of both clients."""
     written = journal(tmp_path / "journal")
     for client in (OURS, JAVA):
         written.put(SCRIPT, 0, Evidence(client, SCRIPT, fresh_tries=3))

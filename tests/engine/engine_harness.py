@@ -1,8 +1,8 @@
 """The engine with brokers that consist of logs only: no network, but real bytes.
 
-`Brokers` satisfies the engine's port; requests are encoded, read by a broker's own reader
-(`testing.fake_cluster`) and answered by order of the test. `EngineHarness` records the outcome of
-every record.
+`Brokers` implements the engine's port. Requests are encoded, parsed by the reader of
+`testing.fake_cluster`, and answered when the test requests it. `EngineHarness` records the outcome
+of every record.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tests.liveness_check import watch_passes
 watch_passes()
 
 BACKOFF = 0.1
-"""Seconds before every retry in a `EngineHarness`."""
+"""Seconds before every retry in an `EngineHarness`."""
 
 PRODUCER_ID = 7000
 
@@ -91,8 +91,8 @@ CROWD = 60
 async def crowd(
     user: Callable[[int], Coroutine[Any, Any, None]], rng: random.Random, *, every: float
 ) -> set[int]:
-    """`CROWD` users, numbered, come one after the other within `every` seconds each; every third
-    time one of them is cancelled. Returns whom that befell, once all have ended."""
+    """Start `CROWD` numbered users one after the other, each within `every` seconds; every third
+    time cancel one of them. When all have ended, return the numbers of the cancelled users."""
     gone = set()
     tasks = []
     for number in range(CROWD):
@@ -143,12 +143,12 @@ class Sent:
 
     @property
     def values(self) -> list[bytes | None]:
-        """Values of the only batch."""
+        """Values of the only batch of the request."""
         return [record.value for record in self.batch.records]
 
     @property
     def sequence(self) -> tuple[int, int, int]:
-        """Producer id, epoch, base sequence of the only batch."""
+        """Producer id, epoch and base sequence of the only batch."""
         return self.batch.producer_id, self.batch.epoch, self.batch.base_sequence
 
     def _end(self, response: FakeResponse) -> None:
@@ -162,17 +162,17 @@ class Sent:
     # -- what the broker did with it ------------------------------------------------------------
 
     def store(self) -> dict[TopicPartition, PartitionProduceResponse]:
-        """Append all batches as a broker does; returns its result for each."""
+        """Append all batches as a broker does; return its result for each."""
         return {tp: self.brokers.append(tp, batch) for tp, batch in self.batches.items()}
 
     # -- ends -----------------------------------------------------------------------------------
 
     def ack(self, **answer: Any) -> None:
-        """The broker appends (or finds a duplicate, or a gap) and answers."""
+        """Let the broker append the batches (or detect a duplicate or a gap) and respond."""
         self.answer(self.store(), **answer)
 
     def refuse(self, code: int, **fields: Any) -> None:
-        """Every partition gets an error code; nothing is appended."""
+        """Return an error code for every partition; append nothing."""
         self.answer({tp: refusal(tp, code, **fields) for tp in self.batches})
 
     def answer(
@@ -206,19 +206,19 @@ class Sent:
         self._end(FakeResponse(self.node_id, self.version, body, throttle_ms=throttle_ms))
 
     def written(self) -> None:
-        """acks=0: the bytes were written."""
+        """Report that the bytes were written (acks=0)."""
         assert not self.expect_response
         self.store()
         self._end(FakeResponse(self.node_id, self.version))
 
     def lose(self, *, stored: bool = False, maybe_written: bool = True) -> None:
-        """The connection ends without a response."""
+        """End the connection without a response."""
         if stored:
             self.store()
         self.fail(Disconnected("gone"), maybe_written=maybe_written)
 
     def time_out(self, *, stored: bool = False) -> None:
-        """The request timer of the connection fires."""
+        """Let the request timer of the connection expire."""
         if stored:
             self.store()
         self.fail(RequestTimedOut("no answer"))
@@ -238,7 +238,7 @@ def refusal(
     leader: tuple[int, int] = (-1, -1),
     log_start: int = -1,
 ) -> PartitionProduceResponse:
-    """A partition's part of an answer with an error code."""
+    """Return a partition's part of a response with an error code."""
     return PartitionProduceResponse(
         index=tp.partition,
         error_code=code,
@@ -385,8 +385,8 @@ class Brokers(NoCoordinators):
         return PartitionProduceResponse(tp.partition, 0, offset, stamp, log.start_offset)
 
     def restart(self, tp: TopicPartition) -> None:
-        """The leader stops in order and starts again: its snapshot of producers has the newest
-        batch of each."""
+        """Restart the leader after a controlled shutdown: its producer snapshot contains only the
+        newest batch of each producer."""
         self.restarted_at[tp] = self.log(tp).end_offset
 
     def stored(self, tp: TopicPartition) -> list[bytes | None]:
@@ -454,7 +454,7 @@ class Recorder(Observer):
 
 
 class EngineHarness:
-    """An `Engine`, and brokers 1 … `brokers` that lead in turn."""
+    """An `Engine`, and brokers 1 … `brokers` that lead the partitions in turn."""
 
     def __init__(
         self,
@@ -564,7 +564,7 @@ class EngineHarness:
         self.sender.on_snapshot()
 
     def choose(self, slot: TopicSlot) -> int:
-        """The test's sticky partitioner: `next_sticky`."""
+        """Return `next_sticky`, as the test's sticky partitioner."""
         return self.next_sticky
 
     def add_slot(self, topic: str) -> None:
@@ -578,7 +578,7 @@ class EngineHarness:
 
     @property
     def topic_slots(self) -> EngineHarness:
-        """As in `Runtime`, for `SlowPath`."""
+        """`Runtime.topic_slots`, for `SlowPath`."""
         return self
 
     def slot_of(self, topic: str, snapshot: ClusterSnapshot) -> TopicSlot:
@@ -591,8 +591,7 @@ class EngineHarness:
     # -- the cluster's view ---------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Let the cache receive metadata with the present leaders; those that changed have a newer
-        epoch."""
+        """Update the cache with the current leaders; changed leaders have a newer epoch."""
         self.epoch += 1
         topics: dict[str, list[MetadataResponsePartition]] = {}
         for tp, leader in self.leaders.items():
@@ -627,7 +626,7 @@ class EngineHarness:
         )
 
     def refresh(self) -> None:
-        """Act as the metadata updater: fetch metadata if that is due."""
+        """Act as the metadata updater: fetch metadata if an update is due."""
         if self.metadata.update_due(self.now):
             self.publish()
 
@@ -642,7 +641,7 @@ class EngineHarness:
         await quiet()
 
     def move(self, partition: int, leader: int | None, topic: str = "t") -> None:
-        """Change the leader; the metadata is updated at once."""
+        """Change the leader and update the metadata at once."""
         self.leaders[TopicPartition(topic, partition)] = leader
         self.publish()
 
@@ -670,7 +669,7 @@ class EngineHarness:
         max_size: int = 1 << 20,
         may_drain: Callable[[Any, ProducerBatch], bool] = lambda queue, batch: True,
     ) -> list[ProducerBatch]:
-        """What a pass would send to a broker now."""
+        """Return the batches that the sender would send to a broker now."""
         self.accumulator.advance(self.now)
         return self.accumulator.drain(node_id, max_size, may_drain)
 
@@ -691,8 +690,8 @@ class EngineHarness:
     # -- time and passes ------------------------------------------------------------------------
 
     def step(self) -> float:
-        """Make one pass of the sender, or as many as it requests without a delay (expiry takes
-        two)."""
+        """Run the sender once, and again while it requests a run without a delay (expiry takes two
+        runs)."""
         for _ in range(3):
             at = self.sender.run_once(self.now)
             if at > self.now:
@@ -705,7 +704,7 @@ class EngineHarness:
         self.loop.stall(seconds)
 
     def later(self, seconds: float = BACKOFF) -> float:
-        """Time passes, then a pass."""
+        """Advance the clock, then run the sender."""
         self.pass_time(seconds)
         return self.step()
 
@@ -719,7 +718,7 @@ class EngineHarness:
         return list(self.accumulator.queue(topic, partition).batches)
 
     def check_idle(self) -> None:
-        """Nothing is left anywhere."""
+        """Check that no state remains anywhere."""
         accumulator = self.accumulator
         assert not accumulator.incomplete
         assert self.memory.used == 0, f"{self.memory.used} bytes left"
@@ -744,7 +743,7 @@ class EngineHarness:
 
 
 def outcome_of(delivery: Delivery) -> RecordMetadata | KafkaError | None:
-    """Metadata, error or None while pending."""
+    """Return the metadata or the error, or None while pending."""
     if not delivery.done():
         return None
     return delivery.exception() or delivery.result()

@@ -1,8 +1,8 @@
 """One engine, two brokers and all faults between them, step by step.
 
-`Simulation` is driven by `test_engine_machine.py`, from Hypothesis or from a seed. Brokers are logs
-with the sequence rules of real ones; what a broker received before its connection broke it may
-still append later (zombies). Every check compares what callers got with what is in the logs.
+`test_engine_machine.py` drives `Simulation`, from Hypothesis or from a seed. Brokers are logs with
+the sequence rules of real brokers. After a connection has broken, a broker may still append the
+requests that it received on it (zombies). Every check compares the outcomes with the logs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEALED_WITHIN = 20.0
 MEMORY = 6000
 
 STORED_YET = 1000
-"""Added to a code: the broker appends and then answers it."""
+"""Added to a code: the broker appends the batch and then returns the code."""
 
 CODES = [
     *(Code.NOT_ENOUGH_REPLICAS, Code.CORRUPT_MESSAGE, Code.KAFKA_STORAGE_ERROR),
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Watched:
-    """A record and the outcomes that were reported for it."""
+    """A record and its reported outcomes."""
 
     def __init__(self, value: bytes, partition: int, delivery: Delivery, callback: bool) -> None:
         self.value = value
@@ -65,7 +65,7 @@ class Watched:
 
 
 class Sightings(Recorder):
-    """Remembers every batch that was in flight, for the check of the memory."""
+    """Records every batch that was in flight, for the memory check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,10 +81,12 @@ def pick(sequence: Sequence[T], number: int) -> T:
 
 
 class Simulation:
-    """The steps. Those that end in a number use it to choose; without a choice they do nothing.
+    """The steps of the machine. Their number arguments select among several choices; without a
+    choice the step does nothing.
 
     Args:
-        idempotent: no record twice, acknowledged ones in order. Otherwise order holds with one
+        idempotent: no duplicates, and acknowledged records in order. Otherwise the order holds with
+            one
             request in flight, and duplicates may follow unknown outcomes.
     """
 
@@ -150,7 +152,7 @@ class Simulation:
     # -- the caller -----------------------------------------------------------------------------
 
     def append(self, partition: int, size: int, count: int, *, watch: bool, apart: bool) -> None:
-        """Records; `watch`: with a callback; `apart`: one batch each."""
+        """Append records. `watch`: with a callback; `apart`: one batch each."""
         self.loop.run_until_complete(self._append(partition, size, count, watch, apart))
         self.spin()
 
@@ -216,7 +218,7 @@ class Simulation:
     def _store(
         self, sent: Sent, codes: dict[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionProduceResponse]:
-        """Process a request as a broker: append or not, and choose an error code or none."""
+        """Process a request as a broker does: append or not, and choose an error code or none."""
         answers = {}
         append = self.harness.brokers.append
         for tp, batch in sent.batches.items():
@@ -233,7 +235,7 @@ class Simulation:
         return answers
 
     def process(self, number: int, *, omit: bool = False) -> None:
-        """A broker processes its oldest request and prepares a response, with a code per
+        """Let a broker process its oldest request and prepare a response with a code for each
         partition."""
         node = self._busy_node(number)
         if node is None or not self._unprocessed(node):
@@ -246,7 +248,7 @@ class Simulation:
         self.answers[id(sent)] = answers
 
     def answer(self, number: int) -> None:
-        """A broker sends the answers that are ready, in order."""
+        """Let a broker send the prepared responses in order."""
         node = self._busy_node(number)
         for sent in self._requests(node) if node is not None else []:
             if id(sent) not in self.answers:
@@ -262,7 +264,7 @@ class Simulation:
         self.spin()
 
     def disconnect(self, number: int, received: int, *, timed_out: bool = False) -> None:
-        """A connection breaks; the broker may still append what it received, later."""
+        """Break a connection. The broker may append the received requests later."""
         node = self._busy_node(number)
         if node is None:
             return
@@ -278,12 +280,12 @@ class Simulation:
     def zombie_is_processed(self, number: int) -> None:
         if self.zombies:
             zombie = self.zombies.pop(number % len(self.zombies))
-            # The requests of a connection are handled in their order.
+            # The requests of a connection are processed in order.
             if not any(older.node_id == zombie.node_id for older in self.zombies):
                 self._store(zombie, {})
 
     def node_state(self, node: int, seconds: float) -> None:
-        """A node without requests cannot be connected to for a while; 0: it can again."""
+        """Make a node without requests unreachable for some seconds; 0: make it reachable again."""
         if not seconds:
             self.harness.brokers.connected(node)
         elif not self._requests(node):
@@ -291,7 +293,7 @@ class Simulation:
         self.spin()
 
     def leader_moves(self, partition: int, leader: int | None) -> None:
-        """The leader changes; the metadata does not contain it yet."""
+        """Change the leader without updating the metadata."""
         self.true_leaders[TopicPartition("t", partition)] = leader
 
     def metadata_arrives(self) -> None:
@@ -390,7 +392,7 @@ class Simulation:
     # -- the end --------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """End all faults: everything must settle soon, with nothing left behind."""
+        """End all faults. Everything must settle soon, and no state may remain."""
         self.max_bytes = 10_000
         for node in range(1, BROKERS + 1):
             self.harness.brokers.connected(node)

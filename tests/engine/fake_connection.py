@@ -1,4 +1,4 @@
-"""What the fake clients of the engine's tests share."""
+"""Shared parts of the fake clients of the engine's tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Client(Protocol):
 
 
 class FakeReadyConnection:
-    """A connection of a fake client that takes a request."""
+    """A connection of a fake client that accepts a request."""
 
     def __init__(self, client: Client, node_id: int) -> None:
         self.node_id = node_id

@@ -15,7 +15,7 @@ from tests.virtual_time import in_virtual_time
 @in_virtual_time
 async def test_notification_wakes_those_that_wait_and_no_later_ones() -> None:
     broadcast = Broadcast()
-    broadcast.notify_all()  # no task waits: it is not remembered
+    broadcast.notify_all()  # no task waits: the notification is lost
     waiting = [asyncio.ensure_future(broadcast.wait(math.inf)) for _ in range(3)]
     await asyncio.sleep(1)
     assert not any(task.done() for task in waiting)

@@ -1,9 +1,9 @@
 """A state machine over the whole engine: append, drain, ack, error, disconnect, time, expiry,
 split, withdrawal, leader moves, zombies; see `engine_machine.py`.
 
-Invariants: each record settles exactly once and its outcome is true; with idempotence no record is
-twice in a log and acknowledged ones are in order; memory is accounted to the byte; once all faults
-are over everything settles soon; nothing is left in any queue or heap.
+Invariants: each record settles exactly once and its outcome is true. With idempotence there are no
+duplicates in a log and acknowledged records are in order. Memory is accounted to the byte. Once all
+faults have ended, everything settles soon, and every queue and heap is empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NODES = st.integers(1, BROKERS)
 
 @pytest.fixture(autouse=True)
 def _unresponsive() -> Iterator[None]:
-    """Thousands of failing batches are logged otherwise."""
+    """Disable logging: thousands of failing batches would be logged."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

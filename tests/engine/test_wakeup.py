@@ -1,5 +1,5 @@
-"""The event that the sender waits on: sets are remembered, deadlines are exact, nothing is left
-behind."""
+"""The event that the sender waits on: sets are remembered, deadlines are exact, and no timer
+remains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_wait_ends_exactly_at_its_deadline() -> None:
     start = loop.time()
     await wakeup.wait(start + 2.5)
     assert loop.time() == start + 2.5
-    await wakeup.wait(start + 2.5)  # in the past: still takes one iteration of the loop
+    await wakeup.wait(start + 2.5)  # in the past: still takes one iteration of the event loop
     assert loop.time() == start + 2.5
 
 
@@ -110,7 +110,7 @@ async def test_kept_timer_serves_later_waits_and_ends_none_of_them_early() -> No
         await wakeup.wait(loop.time() + 1)
         assert len(loop.pending_timers()) == 1
     wakeup.clear()
-    await wakeup.wait(start + 5)  # the timer rings at 1 and is set again
+    await wakeup.wait(start + 5)  # the timer fires at 1 and is set again
     assert loop.time() == start + 5
     assert not loop.pending_timers()
 

@@ -1,8 +1,7 @@
-"""`python -m tests.fuzz`: decoders, frame reader and the live client under damaged bytes.
+"""`python -m tests.fuzz`: decoders, frame reader and the live client with damaged bytes.
 
-Ends with 1 at the first finding; its text holds the bytes, which belong in a test.
-With `--journal` and the same seed, a run continues after the last whole chunks of one that was
-stopped.
+The exit status is 1 at the first finding, whose text contains the bytes; add them to a test. With
+`--journal` and the same seed, a run continues after the last complete chunks of an interrupted run.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.fuzz.decoders import Figures
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the targets that the command line selects."""
     parser = argparse.ArgumentParser(description="fuzz what reads the network")
     parser.add_argument("targets", nargs="*", help=f"of: {', '.join(TARGETS)}")
     parser.add_argument("--executions", type=int, default=10_000_000)

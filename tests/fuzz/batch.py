@@ -17,14 +17,14 @@ CHUNKS = {"decoders": 50_000, "frames": 20_000, "client": 500}
 
 
 def run_task(task: tuple[str, int, int]) -> Figures:
-    """One chunk of one target, for a pool of processes."""
+    """Run one chunk of one target in a process of a pool."""
     name, executions, seed = task
     return TARGETS[name](executions, seed)
 
 
 def tasks(names: list[str], executions: int, seed: int) -> list[tuple[str, int, int]]:
-    """Chunks of all targets, each with a separate seed. More executions begin with the chunks of
-    fewer, but for those cut short."""
+    """Return chunks of all targets, each with a separate seed. A larger number of executions starts
+    with the chunks of a smaller one, except for shortened chunks."""
     total = sum(SHARES[name] for name in names)
     found = []
     for name in names:

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.coverage_guided -max_total_time=60`: the same targets under Atheris.
 
-Atheris (libFuzzer) is no requirement of the project: `pip install atheris`. It follows the coverage
-of the Python parts; the compiled decoders run as they are.
+Atheris (libFuzzer) is not a requirement of the project: `pip install atheris`. It measures the
+coverage of the Python parts; the compiled decoders are not instrumented.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decoders with mutated bytes: they raise `DecodeError` only, quickly, and take no more memory than
-bytes.
+"""Decoders with mutated bytes: they raise only `DecodeError`, are fast, and use memory in
+proportion to the bytes.
 
-The decoders are compiled, so a mistake in them may also be a crash: it ends the process.
+The decoders are compiled, so a defect in them may also crash the process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.fuzz.mutations import Sample, corpus, mutate
 
 SLOW_S = 1.0
 SPARE_BYTES = 32 * 1024
-"""Objects of a message whose frame is tiny, and what tests/secret_leak_check.py needs to look at an
-error."""
+"""Bytes for the objects of a message with a tiny frame, and for the inspection of an error by
+tests/secret_leak_check.py."""
 OBJECT_TIMES = 10
-"""Bytes of Python objects for a byte of a frame that really holds many small elements: answers that
-that are not damaged come to 9.6 (`test_undamaged_answers_take_at_most_ten_times_their_bytes`)."""
+"""Maximum bytes of Python objects per byte of a frame with many small elements. Undamaged responses
+take 9.6 bytes (`test_undamaged_answers_take_at_most_ten_times_their_bytes`)."""
 
 MEASURE_EVERY = 4_096
 ROUND_TRIP_EVERY = 16
@@ -35,9 +35,9 @@ class Figures:
     """The result of a run.
 
     Attributes:
-        most_memory: bytes that a decode held beyond twice its frame, of those measured.
+        most_memory: maximum bytes that a measured decode held beyond twice its frame.
         slowest_s: processor time of the slowest `MEASURE_EVERY` executions.
-        seconds: processor time of all.
+        seconds: processor time of all executions.
     """
 
     executions: int = 0
@@ -50,7 +50,7 @@ class Figures:
     per_target: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: Figures) -> None:
-        """Sum up."""
+        """Add the figures of another run."""
         self.executions += other.executions
         self.decoded += other.decoded
         self.refused += other.refused
@@ -67,7 +67,7 @@ class Finding(AssertionError):
 
 
 def fuzz_decoders(executions: int, seed: int) -> Figures:
-    """Decode mutated answers, header included, until `executions` are reached."""
+    """Decode mutated responses, including the header, until `executions` are reached."""
     rng = random.Random(seed)
     samples = corpus(seed)
     figures = Figures()
@@ -103,21 +103,21 @@ def fuzz_decoders(executions: int, seed: int) -> Figures:
 
 
 def _check_round_trip(sample: Sample, data: bytes, message: object) -> None:
-    """A message that was decoded can be encoded again and has the same meaning."""
+    """Check that a decoded message can be encoded again and keeps its meaning."""
     again = message.encode(sample.version)  # type: ignore[attr-defined]
     if sample.message.decode(again, sample.version) != message:
         raise _finding(sample, data, "means something else when it is encoded again")
 
 
 def measured(sample: Sample, data: bytes, times: int = 2) -> int:
-    """Decode with tracemalloc; returns the peak of bytes held, beyond twice the frame.
+    """Decode with tracemalloc; return the peak of held bytes beyond twice the frame.
 
     Raises:
-        Finding: it is more than twice the frame and `SPARE_BYTES`, and more than `times` the frame.
+        Finding: the peak exceeds twice the frame plus `SPARE_BYTES`, and `times` the frame.
     """
     allowed = max(2 * len(data) + SPARE_BYTES, times * len(data))
     peak = _peak(sample, data)
-    if peak > allowed:  # a table of the interpreter may have grown just then
+    if peak > allowed:  # a table of the interpreter may have grown at that moment
         peak = _peak(sample, data)
     if peak > allowed:
         raise _finding(sample, data, f"took {peak} bytes of memory for {len(data)}")
@@ -140,7 +140,7 @@ def _finding(sample: Sample, data: bytes, text: str) -> Finding:
 
 
 def fuzz_frames(executions: int, seed: int) -> Figures:
-    """The frame reader and the response header: any chunks, damaged streams."""
+    """Feed damaged streams in random chunks to the frame reader and the response header decoder."""
     rng = random.Random(seed)
     samples = corpus(seed, random_each=1)
     figures = Figures(per_target={"frames": executions})
@@ -168,7 +168,7 @@ def fuzz_frames(executions: int, seed: int) -> Figures:
 
 
 def _fed(stream: bytes, rng: random.Random) -> list[bytes] | None:
-    """The frames of a stream fed in random pieces; None if it was refused."""
+    """Return the frames of a stream fed in random pieces, or None if it was refused."""
     reader = FrameReader(FRAME_LIMIT)
     found: list[bytes] = []
     at = 0
@@ -188,8 +188,8 @@ def _fed(stream: bytes, rng: random.Random) -> list[bytes] | None:
 
 
 def hostile_counts(sample: Sample) -> int:
-    """Put counts that exceed the available bytes at every position of a sample; returns the number
-    of decodes.
+    """Insert counts that exceed the available bytes at every position of a sample; return the
+    number of decodes.
 
     Raises:
         Finding: memory was allocated for items that the bytes do not contain.

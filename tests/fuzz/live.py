@@ -1,6 +1,6 @@
 """The whole producer with a broker whose responses are damaged in transit.
 
-Damaged bytes may decode to something that was never true, so offsets are not judged here; what must
+Damaged bytes may decode to something that was never true, so offsets are not judged here. What must
 hold is P6 (everything ends in time, with a documented outcome), P8 and P9.
 """
 
@@ -26,7 +26,7 @@ DELIVERY_S, BLOCK_S = 5.0, 2.0
 
 
 def fuzz_client(executions: int, seed: int) -> Figures:
-    """Run producers until `executions` answers have been damaged."""
+    """Run producers until `executions` responses have been damaged."""
     figures = Figures()
     started = time.process_time()
     disabled = logging.root.manager.disable
@@ -44,10 +44,10 @@ def fuzz_client(executions: int, seed: int) -> Figures:
 
 
 def damage_one_run(seed: int) -> int:
-    """One producer from start to end; how many answers were damaged.
+    """Run one producer from start to end; return how many responses were damaged.
 
     Raises:
-        Finding: something was not settled, or not as documented.
+        Finding: a call did not end, or not as documented.
         VirtualTimeError: a hang, a hot loop, a leak, an unhandled exception.
     """
     try:
@@ -102,7 +102,7 @@ async def _send(producer: Any, number: int) -> None:
 
 
 class _Damage:
-    """Damages a part of all answers, most of them behind an intact length and correlation id."""
+    """Damages some of the responses, most of them after an intact length and correlation id."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

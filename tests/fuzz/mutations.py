@@ -1,4 +1,4 @@
-"""Samples of every response and ways to damage bytes: what all fuzz targets share."""
+"""Parts shared by all fuzz targets: samples of every response, and ways to damage bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERESTING = (
     b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f", b"\x80\x80\x80\x80\x80\x01", b"\xff" * 10,
     b"\xed\xa0\x80", b"\x15\x03\x03\x00\x02", b"HTTP", b"\xfe\xff\xff\xff",
 )  # fmt: skip
-"""Lengths and numbers at the edges of every wire type, overlong varints, a lone surrogate, TLS."""
+"""Edge-case lengths and numbers of every wire type, overlong varints, a lone surrogate, TLS."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Sample:
 
 
 def responses() -> Iterator[tuple[type[Message], int]]:
-    """Every response in every version."""
+    """Yield every response in every version."""
     for message in RESPONSES.values():
         for version in range(message.min_version, message.max_version + 1):
             yield message, version
 
 
 def corpus(seed: int = 0, *, random_each: int = 4) -> list[Sample]:
-    """For every response and version: all defaults, everything set, everything null, and a few at
-    random."""
+    """Return samples for every response and version: all defaults, everything set, everything null,
+    and a few random ones."""
     rng = random.Random(seed)
     samples = []
     for message, version in responses():
@@ -50,7 +50,7 @@ def corpus(seed: int = 0, *, random_each: int = 4) -> list[Sample]:
 
 
 def random_struct(cls: Any, version: int, rng: random.Random) -> Any:
-    """An instance with random fields of a version."""
+    """Return an instance with random fields of a version."""
     return cls(**{
         spec.name: _value(spec, version, rng)
         for spec in fields_of(cls)
@@ -91,7 +91,7 @@ _SCALARS: dict[WireType, Callable[[random.Random], Any]] = {
 
 
 def mutate(data: bytes, other: bytes, rng: random.Random) -> bytes:
-    """Damage bytes in one to four of the usual ways; `other` is something to splice from."""
+    """Damage bytes in one to four of the usual ways; `other` provides bytes to splice."""
     mutable = bytearray(data)
     draw = rng.random
     for _ in range(1 + int(draw() * 4)):

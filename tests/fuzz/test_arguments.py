@@ -1,5 +1,5 @@
-"""Settings and arguments of all kinds: only documented errors, and no call that is carried out in
-part."""
+"""Settings and arguments of all kinds: only documented errors, and no partial execution of a
+call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_mappings_of_settings_are_taken_or_refused(options: dict[str, Any]) -> N
 
 
 def _refusal(make: Callable[[], object]) -> Exception | None:
-    """The documented error of a call, or None if it went well."""
+    """Return the documented error of a call, or None if it succeeded."""
     try:
         make()
     except (ConfigError, TypeError) as error:

@@ -3,10 +3,10 @@
     python -m tests.interrupts --executions 1000000
     python -m tests.interrupts --every            # each bytecode of each scene, once
 
-After every exception each accepted record has its outcome, a true one, `flush` and `close` end, no
-memory is held, and the producer continues. Most calls are interrupted in bursts (`bursts`), some
-one by one (`batch`). Ends with 1 at the first finding, and names its seed. With `--journal` and the
-same seed, a run continues after the last whole slices of a run that was stopped.
+After every exception each accepted record gets a true outcome, `flush` and `close` end, no memory
+is held, and the producer continues. Most calls are interrupted in bursts (`bursts`), some one by
+one (`parallel`). The exit status is 1 at the first finding, which names its seed. With `--journal`
+and the same seed, a run continues after the last complete slices of an interrupted run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.interrupts.slices import run_every, run_slice
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run what the command line selects."""
     parser = argparse.ArgumentParser(description="interrupt the calls of a producer")
     parser.add_argument("--executions", type=int, default=1_000_000, help="exceptions raised")
     parser.add_argument("--every", action="store_true", help="each bytecode of each scene instead")

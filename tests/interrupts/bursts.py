@@ -1,13 +1,13 @@
-"""Many interrupted calls at once, whose requests and checks are shared.
+"""Many interrupted calls at once, which share requests and checks.
 
-One interrupted call after another (`batch`) costs a round trip of the fake cluster and more for
-each exception. Here a burst of concurrent calls, most of them interrupted, shares them: that is ten
-times faster, and calls are interrupted in more states. After each burst every record that was
-accepted has its outcome, unless its call was interrupted it is acknowledged, and no memory is held;
-after each round `InterruptHarness.check` and `close` judge as they do after a single call.
+Interrupting calls one by one (`parallel`) costs a round trip of the fake cluster and more for each
+exception. A burst of concurrent calls, most of them interrupted, shares these costs. That is ten
+times faster, and calls are interrupted in more states. After each burst every accepted record has
+its outcome, records of calls that were not interrupted are acknowledged, and no memory is held.
+After each round `InterruptHarness.check` and `close` judge as they do after a single call.
 
-A burst of one call is among the sizes, so that no other call can repair what an exception left. A
-round that fails is replayed with fewer exceptions until a single one, or the fewest, are left.
+One of the sizes is a burst of one call, so that no other call can repair the effect of an
+exception. A failed round is replayed with fewer exceptions until one, or a minimal set, remains.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.interrupts.parallel import Figures, finish, quiet
 from tests.interrupts.scenes import OPTIONS, InterruptHarness
 
 ROUND = 400
-"""Calls of one producer, so that logs and histories stay small."""
+"""Calls of one producer; the limit keeps logs and histories small."""
 SIZES = (1, 3, 10, 30, 60, 60)
-"""Calls of one burst."""
+"""Numbers of calls of a burst."""
 UNTOUCHED = 0.1
-"""This share of calls is not interrupted: their records must be acknowledged."""
+"""Share of the calls that are not interrupted: their records must be acknowledged."""
 SURVEYED_BURSTS = 12
 DELAYS_S = (2e-6, 2e-4)
-"""Of real signals."""
+"""Minimum and maximum delay of real signals, in seconds."""
 
 Shape = Callable[[InterruptHarness, Injector | Alarm, random.Random], Awaitable[None]]
 
@@ -103,16 +103,17 @@ SHAPES: dict[str, Shape] = {
 }  # fmt: skip
 SHARES = {"try_submit": 4, "submit": 2, "submit_with_key": 2, "send": 2, "send_with_timeout": 2,
           "send_column": 2, "send_columns": 1, "send_records": 1}  # fmt: skip
-"""As many exceptions in each of `try_submit`, `submit`, `send` and `send_many`."""
+"""Weights of the calls, for equal numbers of exceptions in `try_submit`, `submit`, `send` and
+`send_many`."""
 
 
 @dataclass
 class Planned:
-    """One call of a burst, drawn before anything runs: a replay draws the same.
+    """One call of a burst, drawn before the run, so that a replay draws the same calls.
 
     Attributes:
-        position: of the call in its round.
-        wait: iterations of the event loop before it starts.
+        position: position of the call in its round.
+        wait: iterations of the event loop before the call starts.
     """
 
     position: int
@@ -124,7 +125,7 @@ class Planned:
 
 @dataclass
 class Round:
-    """The calls that one producer gets."""
+    """The calls of one producer."""
 
     options: str
     seed: int
@@ -133,7 +134,7 @@ class Round:
 
 @functools.cache
 def survey(options: str) -> dict[str, list[list[int]]]:
-    """For each shape, bytecodes per activation in calls among others."""
+    """Measure, for each shape, the bytecodes per activation in concurrent calls."""
     found: dict[str, list[list[int]]] = {shape: [] for shape in SHAPES}
 
     async def main() -> None:
@@ -195,7 +196,7 @@ def _injector(rng: random.Random, calls: list[list[int]], alarm: bool) -> Inject
 
 
 async def burst(harness: InterruptHarness, planned: Collection[Planned]) -> None:
-    """Make the calls, and judge what was accepted."""
+    """Make the calls, and judge the accepted records."""
     await asyncio.gather(*[_call(harness, call) for call in planned])
     await harness.settled()
 
@@ -212,7 +213,7 @@ async def _call(harness: InterruptHarness, call: Planned) -> None:
 
 
 def play(drawn: Round, only: Collection[int] | None = None) -> Figures:
-    """Run a round; with `only`, exceptions are raised in the calls at these positions alone."""
+    """Run a round; with `only`, exceptions are raised only in the calls at these positions."""
     figures = Figures()
 
     async def main() -> None:
@@ -245,10 +246,10 @@ def play(drawn: Round, only: Collection[int] | None = None) -> Figures:
 
 
 def draw(seed: int, calls: int, *, alarm: bool = False) -> Figures:
-    """One round drawn by the seed.
+    """Run one round drawn by the seed.
 
     Raises:
-        Exception: what the judge found, with a note of the exceptions that suffice for it.
+        Exception: the finding of the judge, with a note of the exceptions that suffice for it.
     """
     try:
         if alarm:
@@ -263,8 +264,8 @@ def draw(seed: int, calls: int, *, alarm: bool = False) -> Figures:
 
 
 def narrow(seed: int, calls: int) -> str:
-    """The fewest exceptions that still make the round of a seed fail, as far as leaving out parts
-    of them finds out."""
+    """Return a minimal set of exceptions with which the round of a seed still fails, found by
+    leaving out parts of them."""
     finding = ""
 
     def fails(only: Collection[int]) -> bool:

@@ -1,8 +1,8 @@
 """Exceptions like those of signal handlers, raised at chosen or random bytecodes of a call.
 
-`Injector` raises before one bytecode of the Python functions that a call reaches, the loop's own
-included, by way of `sys.settrace`. That is stricter than CPython, which runs signal handlers at
-calls, returns and jumps only: it covers MemoryError as well. `alarm` is a real signal handler.
+`Injector` uses `sys.settrace` to raise before one bytecode of the Python functions that a call
+reaches, including those of the loop. That is stricter than CPython, which runs signal handlers only
+at calls, returns and jumps; it covers MemoryError as well. `alarm` is a real signal handler.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """As KeyboardInterrupt, but the loop lets it pass like any other error of a task."""
+    """Like KeyboardInterrupt, but the loop treats it like any other error of a task."""
 
 
 class SoftTimeLimit(Exception):
-    """What a job runner's SIGALRM handler raises."""
+    """The exception of a job runner's SIGALRM handler."""
 
 
 KINDS: tuple[type[BaseException], ...] = (Interrupted, SoftTimeLimit, MemoryError)
 
 
 class Injector:
-    """Counts bytecodes while it is on, and raises `kind` before number `target` (0: never).
+    """Counts bytecodes while it is active, and raises `kind` before number `target` (0: never).
 
     Attributes:
-        count: bytecodes seen so far.
-        place: where it raised, as "function:line"; empty while it did not.
+        count: bytecodes so far.
+        place: where it raised, as "function:line", or "" before that.
     """
 
     def __init__(self, target: int, kind: type[BaseException] = Interrupted) -> None:
@@ -45,7 +45,7 @@ class Injector:
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_globals.get("__name__", "").startswith("tests."):
             return None
-        frame.f_trace = self._opcode  # first: else 3.13 does not see the bytecodes of this frame
+        frame.f_trace = self._opcode  # first: otherwise 3.13 does not trace this frame
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return self._opcode
@@ -60,8 +60,8 @@ class Injector:
         return self._opcode
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run a function under the injector; a tracer that was there, such as that of coverage,
-        comes back at the end."""
+        """Run a function under the injector, and restore the previous tracer (such as that of
+        coverage) at the end."""
         before = sys.gettrace()
         # Keep a reference. CPython 3.11 calls the tracer through a borrowed reference, after it has
         # created a frame object. That may run the garbage collector, and the exception may be
@@ -121,7 +121,7 @@ class Aimed(Injector):
     """Raises before bytecode `target` (from 1) of activation `activation` (from 0) of a call.
 
     Bytecodes are traced in that activation only, which makes it many times faster than `Injector`.
-    What is left of `target` when the activation ends is counted in the next ones.
+    If the activation ends before `target`, the count continues in the next activations.
     """
 
     def __init__(self, activation: int, target: int, kind: type[BaseException]) -> None:
@@ -146,7 +146,7 @@ class Aimed(Injector):
 
     def _opcode(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame is not self._traced:
-            return self._opcode  # entered again, or called by the one that is traced
+            return self._opcode  # entered again, or called by the traced frame
         if event == "return":
             self._traced = None
         elif event == "opcode":
@@ -185,7 +185,7 @@ class Alarm:
     @staticmethod
     @contextlib.contextmanager
     def installed() -> Iterator[None]:
-        """The handler is in place."""
+        """Install the handler."""
         before = signal.signal(signal.SIGALRM, _handle)
         try:
             yield
@@ -212,7 +212,7 @@ def _is_within(prefix: str, frame: FrameType | None) -> bool:
 
 
 class Stepped:
-    """Awaits a coroutine whose every step runs under an injector."""
+    """Awaits a coroutine and runs its every step under an injector."""
 
     def __init__(self, injector: Injector | Alarm, coroutine: Coroutine[Any, Any, T]) -> None:
         self._injector = injector

@@ -18,12 +18,13 @@ from tests.interrupts.inject import KINDS, Alarm, Injector
 from tests.interrupts.scenes import OPTIONS, SCENES, InterruptHarness
 
 ROUND = 200
-"""Calls of one producer, so that logs and histories stay small."""
+"""Calls of one producer; the limit keeps logs and histories small."""
 
 
 @dataclass
 class Figures:
-    """The result: calls, exceptions raised in them, where and in what; processor time."""
+    """The result: the number of calls, the exceptions by place and by call, and the processor
+    time."""
 
     calls: int = 0
     raised: int = 0
@@ -44,7 +45,7 @@ class Figures:
         return cls(**found | counters)
 
     def note(self, shape: str, place: str) -> None:
-        """A call has been made; it was interrupted there, or not at all ("")."""
+        """Count a call that was interrupted at `place`, or not at all ("")."""
         self.calls += 1
         if place:
             self.raised += 1
@@ -53,7 +54,7 @@ class Figures:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Adds the processor time of its block."""
+        """Add the processor time of the block."""
         before = time.process_time()
         try:
             yield
@@ -72,7 +73,7 @@ async def interrupt(harness: InterruptHarness, scene: str, injector: Injector | 
 
 
 async def measure(harness: InterruptHarness, scene: str) -> int:
-    """Bytecodes of the scene's call."""
+    """Return the bytecodes of the scene's call."""
     injector = Injector(0)
     await SCENES[scene](harness, injector)
     await harness.check()
@@ -80,14 +81,15 @@ async def measure(harness: InterruptHarness, scene: str) -> int:
 
 
 async def finish(harness: InterruptHarness) -> None:
-    """Let a timer fire that an interrupted call may have left, and that does nothing."""
+    """Let timers expire that an interrupted call may have left and that have no effect; then
+    close."""
     await asyncio.sleep(10)
     await asyncio.wait_for(harness.producer.close(), 10)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Ignore exceptions raised in finalizers, and log records about failed records, which are
+    """Ignore exceptions raised in finalizers, and disable the log about failed records; both are
     expected here."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     disabled = logging.root.manager.disable
@@ -100,7 +102,7 @@ def quiet() -> Iterator[None]:
 
 
 def every_bytecode(options: str, scene: str, kind: type[BaseException], stride: int = 1) -> Figures:
-    """Raise before every bytecode of a scene's call, one after another, or every `stride`-th."""
+    """Raise before every bytecode of a scene's call in turn, or before every `stride`-th."""
     figures = Figures()
 
     async def main() -> None:
@@ -115,7 +117,7 @@ def every_bytecode(options: str, scene: str, kind: type[BaseException], stride: 
             raise
 
     async def judged(harness: InterruptHarness) -> None:
-        await measure(harness, scene)  # the first one may do more
+        await measure(harness, scene)  # the first call may do more
         target, longest = 1, await measure(harness, scene)
         while target <= longest + stride:
             injector = Injector(target, kind)
@@ -134,7 +136,7 @@ def every_bytecode(options: str, scene: str, kind: type[BaseException], stride: 
 
 
 def draw(seed: int, calls: int, *, alarm: bool) -> Figures:
-    """`calls` calls drawn by the seed: producer, scene, kind of exception and where."""
+    """Run `calls` calls drawn by the seed: producer, scene, kind of exception and place."""
     figures = Figures()
     rng = random.Random(seed)
     while figures.calls < calls:

@@ -30,11 +30,11 @@ PARTITIONS = 3
 BATCH = 2_000
 BUFFER = 40_000
 SETTLED_S = 2.0
-"""Virtual seconds in which a healthy cluster acknowledges what is buffered."""
+"""Virtual seconds within which a healthy cluster acknowledges the buffered records."""
 
 
 class Token:
-    """What the plug-in returns from `on_append` for a record; counts the reports about that
+    """The plug-in's return value of `on_append` for a record; counts the reports about that
     record."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Token:
 
 
 class Hooks(ProducerInterceptor):
-    """An interceptor and a plug-in, which count what is reported."""
+    """An interceptor and a plug-in that count reports."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -71,10 +71,10 @@ class Hooks(ProducerInterceptor):
             token.reports += 1
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def are_even(self) -> bool:
-        """Each record was reported as often as it was seen."""
+        """Return True if each record was reported as often as it was seen."""
         return self.sent == self.ended and all(token.reports == 1 for token in self.tokens)
 
 
@@ -92,12 +92,12 @@ class InterruptHarness:
     results: list[tuple[bytes, RecordMetadata | KafkaError]] = field(default_factory=list)
     bulks: list[tuple[list[bytes], BulkResult]] = field(default_factory=list)
     known: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Where each value of the logs is."""
+    """Place of each value in the logs."""
     hooks: Hooks | None = None
     is_reported: bool = False
-    """The last record had an `on_delivery`."""
+    """True if the last record had an `on_delivery`."""
     reports: dict[bytes, list[Any]] = field(default_factory=dict)
-    """What `on_delivery` got for each value that has one."""
+    """Arguments of `on_delivery` for each value that has one."""
     read: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
 
     async def start(self) -> None:
@@ -117,12 +117,12 @@ class InterruptHarness:
         await self.producer.warm([TOPIC])
 
     def value(self, size: int = 0) -> bytes:
-        """A value that no other record has."""
+        """Return a unique value."""
         self.number += 1
         return (b"%d/" % self.number).ljust(size, b".")
 
     def reported(self, value: bytes) -> dict[str, Any]:
-        """The `on_delivery` of every other record."""
+        """Return the `on_delivery` argument for every other record."""
         self.is_reported = not self.is_reported
         if not self.is_reported:
             return {}
@@ -152,7 +152,7 @@ class InterruptHarness:
     def refusal(
         self, value: bytes, injector: Injector | Alarm, expected: tuple[type[KafkaError], ...] = ()
     ) -> Iterator[None]:
-        """An error that the library made of the exception must be true as well."""
+        """Check that an error that the library made of the exception is true as well."""
         try:
             yield
         except KafkaError as error:
@@ -203,8 +203,8 @@ class InterruptHarness:
     # -- the judge -------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Every accepted record has its outcome, nothing is left of the interrupted call (no bytes,
-        no permit, no waiter), and the producer continues."""
+        """Check that every accepted record has its outcome, nothing remains of the interrupted call
+        (no bytes, no permit, no waiter), and the producer continues."""
         producer = self.producer
         runtime = producer._lifecycle.runtime
         await producer.flush(60)
@@ -224,9 +224,9 @@ class InterruptHarness:
             assert queue.reserved_bytes == queue.in_flight == 0
 
     async def settled(self) -> None:
-        """Everything accepted since the last check is acknowledged in time, without a flush or
-        another call that wakes the sender. The cluster works, so an error, or a wait until the
-        delivery timeout, is a consequence of an exception."""
+        """Check that every record accepted since the last check is acknowledged in time, without a
+        flush or another call that wakes the sender. The cluster works, so an error, or a wait until
+        the delivery timeout, is a consequence of an exception."""
         runtime = self.producer._lifecycle.runtime
         try:
             async with asyncio.timeout(SETTLED_S):
@@ -249,8 +249,8 @@ class InterruptHarness:
         self._look_for_remains()
 
     async def _judge_reports(self) -> None:
-        """Each record was reported once to each hook that has seen it, and to its `on_delivery` if
-        it was in a batch."""
+        """Check that each record was reported once to each hook that has seen it, and to its
+        `on_delivery` if it was in a batch."""
         for turn in range(4):
             await asyncio.sleep(0)
             if turn == 1 and self.hooks is not None and not self.hooks.are_even():
@@ -324,7 +324,7 @@ Scene = Callable[[InterruptHarness, Injector | Alarm], Awaitable[None]]
 
 
 async def fresh_batch(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The first record: a partition is chosen, a batch opened."""
+    """The first record: a partition is chosen, and a batch is opened."""
     harness.try_submit(injector, 10)
 
 
@@ -335,7 +335,7 @@ async def into_open_batch(harness: InterruptHarness, injector: Injector | Alarm)
 
 
 async def full_batch(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The open batch is sealed and another one opened, twice."""
+    """The open batch is sealed and another one is opened, twice."""
     harness.try_submit(NEVER, 1_500, partition=0)
     harness.try_submit(NEVER, 1_500, partition=0)
     harness.try_submit(injector, 1_500, partition=0)
@@ -376,7 +376,7 @@ async def send_that_times_out(harness: InterruptHarness, injector: Injector | Al
 
 
 async def submit_under_timeout(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """While many other records have deadlines."""
+    """Submit while many other records have deadlines."""
     sends = [asyncio.ensure_future(harness.send(NEVER, 10, timeout=5.0)) for _ in range(3)]
     try:
         async with asyncio.timeout(5.0):
@@ -386,7 +386,7 @@ async def submit_under_timeout(harness: InterruptHarness, injector: Injector | A
 
 
 async def short_of_memory(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """The call waits for memory, and for other callers that wait."""
+    """The call waits for memory, behind other waiting calls."""
     while harness.producer._lifecycle.runtime.memory.used < BUFFER - 4_000:
         harness.try_submit(NEVER, 1_700, partition=harness.number % PARTITIONS)
     waiting = [
@@ -436,7 +436,7 @@ async def records(harness: InterruptHarness, injector: Injector | Alarm) -> None
 
 
 async def on_the_way(harness: InterruptHarness, injector: Injector | Alarm) -> None:
-    """While requests are in flight and are answered."""
+    """Requests are in flight, and their responses arrive."""
     for i in range(6):
         harness.try_submit(NEVER, 900, partition=i % PARTITIONS)
     await asyncio.sleep(harness.rng.choice((0.0, 0.001, 0.002)))
@@ -467,4 +467,4 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "watched and serialized": {"watched": True, "value_serializer": _bytes},
     "serialized": {"value_serializer": _bytes, "key_serializer": _bytes},
 }
-"""Settings of producers."""
+"""Settings of the producers."""

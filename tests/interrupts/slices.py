@@ -1,4 +1,4 @@
-"""Parts of a long run. They are not in `__main__`, which a spawned process cannot import from."""
+"""Parts of a long run. They are not in `__main__`, from which a spawned process cannot import."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from tests.interrupts.inject import KINDS
 from tests.interrupts.parallel import Figures, every_bytecode
 
 ROUNDS = 10
-"""Of bursts in a slice."""
+"""Number of rounds of bursts in a slice."""
 ONE_BY_ONE = 200
-"""Calls of a slice that interrupts one call after another."""
+"""Number of calls in a slice that interrupts calls one by one."""
 CYCLE = 20
-"""Of this number of slices one has real signals, most of which come too late or early to count, and
-two interrupt one call after another, one of them with real signals."""
+"""One in this number of slices uses real signals, most of which arrive too late or too early to
+count. Two slices interrupt calls one by one, one of them with real signals."""
 
 
 def run_every(task: tuple[str, str, int]) -> Figures:
-    """Each bytecode of a scene, for a pool of processes."""
+    """Interrupt each bytecode of a scene, in a process of a pool."""
     options, scene, kind = task
     return every_bytecode(options, scene, KINDS[kind])
 
 
 def run_slice(task: tuple[int, int]) -> Figures:
-    """One slice of a seed, for a pool of processes."""
+    """Run one slice of a seed, in a process of a pool."""
     seed, number = task
     first = (seed * 1_000_000 + number) * ROUNDS
     place = number % CYCLE

@@ -1,13 +1,13 @@
-"""Mutation testing: would the tests notice wrong code?
+"""Mutation testing: do the tests detect wrong code?
 
     python -m tests.mutants --count 500 --seed 1 --jobs 2
 
-A seeded sample of mutants, Cython included. Each meets tests that run its line, those of its module
-and the quick ones first. Those that survive meet what else runs the line, then a part of the
-simulation. Mutants of code that only Spark can run meet their Spark tests (PySpark and Java; a
-survivor whose Spark tests were not run is reported with the reason). The first run records which
-test runs which line. All of it is kept in .cache/mutants,
-so that a run that was interrupted continues where it stopped.
+A seeded sample of mutants, including Cython. Each mutant is tested with tests that run its line,
+first with those of its module and the quick ones. Survivors are tested with the other tests of the
+line, then with a part of the simulation. Mutants of code that only Spark can run are tested with
+their Spark tests (PySpark and Java; a survivor whose Spark tests were not run is reported with the
+reason). The first run records which test runs which line. All results are kept in .cache/mutants,
+so that an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ CACHE: Final = ROOT / ".cache" / "mutants"
 MAPPED: Final = ("engine", "net", "transactions", "security", "foundation", "client", "spark",
                  "arrow", "scenarios", "simulation")  # fmt: skip
 _SEARCHES: Final = ("test_history_check.py", "test_simulation.py")
-"""Not mapped: they start many processes. The simulation is one of the wider rounds."""
+"""Test files that are not mapped, because they start many processes. The simulation is one of the
+wider rounds."""
 _LEFT_OUT: Final = shutil.ignore_patterns(
     ".git", ".venv", ".cache", "__pycache__", ".mypy_cache", ".hypothesis", ".pytest_cache",
     ".ruff_cache", "*.c",
@@ -45,7 +46,7 @@ _LEFT_OUT: Final = shutil.ignore_patterns(
 
 
 def tests_by_line(tree: Path) -> TestMap:
-    """The map of the repository's tests, as far as it is not recorded yet."""
+    """Return the map of the repository's tests; record the missing parts."""
     found = [
         path.relative_to(ROOT)
         for folder in MAPPED
@@ -56,7 +57,8 @@ def tests_by_line(tree: Path) -> TestMap:
 
 
 def copies(count: int) -> list[Path]:
-    """Copies of the repository. They stay: what is compiled in them is used again."""
+    """Return copies of the repository. They are kept, so that their compiled files are used
+    again."""
     trees = []
     for number in range(count):
         tree = CACHE / "trees" / str(number)
@@ -77,7 +79,7 @@ def copies(count: int) -> list[Path]:
 
 @contextmanager
 def benches(trees: Sequence[Path], tests: TestMap) -> Iterator[Queue[Bench]]:
-    """A bench in each tree."""
+    """Yield a queue with one bench per tree."""
     free: Queue[Bench] = Queue()
     made = [Bench(tree, tests) for tree in trees]
     for bench in made:
@@ -90,7 +92,7 @@ def benches(trees: Sequence[Path], tests: TestMap) -> Iterator[Queue[Bench]]:
 
 
 class Journal:
-    """Results by the identity of the mutant, in a file that grows."""
+    """A file with results by the identity of the mutant; new results are appended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,7 +103,7 @@ class Journal:
                 self._entries[entry["id"]] = entry
 
     def result(self, mutation: Mutation) -> str:
-        """The result of a mutant, "" if it was not run."""
+        """Return the result of a mutant, or "" if it was not run."""
         return str(self._entries.get(identity(mutation), {"result": ""})["result"])
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -111,13 +113,14 @@ class Journal:
             file.write(json.dumps(entry) + "\n")
 
     def of(self, chosen: Sequence[tuple[Group, Mutation]]) -> list[dict[str, Any]]:
-        """The results of these mutants, as far as there are any."""
+        """Return the existing results of these mutants."""
         known = [self._entries.get(identity(mutation)) for _, mutation in chosen]
         return [entry for entry in known if entry is not None]
 
 
 def identity(mutation: Mutation) -> str:
-    """Of the mutant in this state of its file: a file that changed has new mutants."""
+    """Return the identity of the mutant in this state of its file: a changed file has new
+    mutants."""
     content = (ROOT / mutation.path).read_bytes()
     what = f"{mutation.key} {mutation.text} {mutation.start}".encode()
     return hashlib.sha256(content + what).hexdigest()[:24]

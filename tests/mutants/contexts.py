@@ -1,8 +1,8 @@
-"""Which test runs which line, and how long it takes.
+"""Records which test runs which line, and how long it takes.
 
-Recorded file by file: a run that was interrupted continues with the next file, and a test file that
-changed is recorded alone. Of a parametrised test a few cases are recorded: the others run the same
-lines for the most part.
+Each file is recorded separately: an interrupted run continues with the next file, and a changed
+test file is recorded alone. Of a parametrised test a few cases are recorded, because the other
+cases mostly run the same lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.mutants.server import Command, Server
 CASES: Final = 3
 """Cases of a parametrised test that are recorded, spread evenly."""
 _TIMES: Final = "AIOKPROD_MUTANTS_TIMES"
-"""Environment variable: the file that the plug-in writes what it saw to."""
+"""Environment variable with the path of the plug-in's output file."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Recorded:
 
 
 class Recorder:
-    """Hooks: one context of coverage for each test."""
+    """pytest hooks that record one coverage context per test."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out slow tests and all but a few cases."""
+        """Deselect slow tests and all but a few cases."""
         functions: dict[str, list[pytest.Item]] = {}
         for item in items:
             if item.get_closest_marker("slow") is None:
@@ -107,7 +107,7 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the hooks."""
+    """Register the hooks."""
     config.pluginmanager.register(Recorder(os.environ[_TIMES]), "mutants-recorder")
 
 
@@ -115,11 +115,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class TestMap:
-    """What was recorded of test files.
+    """The recorded data of test files.
 
     Attributes:
-        tests: by node id.
-        failed: tests that fail without a mutant and so cannot judge one.
+        tests: recorded tests by node id.
+        failed: tests that fail without a mutant, and therefore cannot judge one.
     """
 
     __test__ = False
@@ -135,9 +135,11 @@ class TestMap:
             self.failed += told["failed"]
 
     def covering(self, path: str, first: int, last: int) -> set[str]:
-        """Tests that run a line of `first` to `last` of the file, by the path in the repository.
+        """Return the tests that run any of the lines `first` to `last` of the file, given by its
+        path in the repository.
 
-        Of lines that run when the module is imported, all tests that run something of the file.
+        For lines that run at the import of the module, return all tests that run any line of the
+        file.
         """
         lines = self._lines.get(path)
         if lines is None:
@@ -150,7 +152,7 @@ class TestMap:
         return found & self.tests.keys()
 
     def files(self) -> dict[str, float]:
-        """Test files, and the CPU seconds of all their cases."""
+        """Return the test files, and the CPU seconds of all their cases."""
         seconds: dict[str, float] = {}
         recorded: dict[str, int] = {}
         for test in self.tests.values():
@@ -174,12 +176,12 @@ class TestMap:
 
 
 def record(tree: Path, test_files: list[Path], cache: Path) -> TestMap:
-    """The map of these test files; records those that are not in the cache for this state.
+    """Return the map of these test files. Record those that the cache lacks for the current state.
 
     Args:
         tree: the repository, or a copy of it, in which the tests run.
-        test_files: relative to the tree.
-        cache: folder of what was recorded before.
+        test_files: paths relative to the tree.
+        cache: folder of earlier recordings.
     """
     sources = hashlib.sha256()
     for path in sorted((tree / "aiokprod").rglob("*.py*")):

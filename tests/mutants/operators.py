@@ -1,7 +1,7 @@
-"""The places of a source file that can be mutated, and the text to write in each of them.
+"""The places of a source file that can be mutated, and the replacement text of each.
 
-Python is mutated on its syntax tree, Cython on its lines: Cython has no parser that keeps
-positions. A mutation replaces a range of bytes, so the rest of the file stays as it is.
+Python is mutated by its syntax tree, Cython by its lines, because Cython has no parser that keeps
+positions. A mutation replaces a range of bytes, so the rest of the file is unchanged.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Mutation:
     """One change of one file.
 
     Attributes:
-        path: of the file, relative to the repository.
+        path: path of the file, relative to the repository.
         scope: qualified name of the function or class, "" at module level.
         kind: name of the operator.
         line: first line of the change, from 1.
         last_line: last line of the change.
         start: first byte that is replaced.
         end: byte after the last one that is replaced.
-        text: what replaces these bytes.
+        text: replacement of these bytes.
         original: the line of the source, stripped.
         ordinal: number of this mutation among those with the same path, scope, kind and original.
     """
@@ -43,16 +43,16 @@ class Mutation:
 
     @property
     def key(self) -> str:
-        """Names the mutation as long as its line stays what it is, wherever it moves."""
+        """An identifier that stays valid while the line is unchanged, even if it moves."""
         return f"{self.path} | {self.scope} | {self.kind} | {self.original} | {self.ordinal}"
 
     def apply(self, source: bytes) -> bytes:
-        """The mutated file."""
+        """Return the mutated file."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
 
 def sites(path: str, source: str) -> list[Mutation]:
-    """Every mutation of a `.py` or `.pyx` file, in the order of the file."""
+    """Return every mutation of a `.py` or `.pyx` file, in the order of the file."""
     found = _cython(path, source) if path.endswith(".pyx") else _python(path, source)
     counts: dict[tuple[str, str, str], int] = {}
     numbered = []
@@ -78,7 +78,7 @@ _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-# Text for people and for debuggers: a change there is no change of behaviour.
+# Text for people and debuggers: changing it does not change behaviour.
 _TEXT_FUNCTIONS: Final = frozenset({"__repr__", "__str__", "describe", "explain"})
 _LOGGERS: Final = frozenset({"debug", "info", "warning", "error", "exception", "log"})
 
@@ -109,7 +109,8 @@ class _PythonSites:
 
     @staticmethod
     def _skipped(node: ast.AST) -> bool:
-        """Annotations, text, and what only type checkers or log readers see."""
+        """Return True for annotations, text, and code that only affects type checkers or log
+        readers."""
         if isinstance(node, ast.JoinedStr | ast.arguments | ast.Import | ast.ImportFrom):
             return True
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
@@ -174,7 +175,7 @@ class _PythonSites:
 
     def _statement(self, node: ast.stmt, scope: tuple[str, ...]) -> Iterator[Mutation]:
         if not scope:
-            return  # a definition that is missing at import tells nothing about the tests
+            return  # a definition that is missing at import shows nothing about the tests
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return
         if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.Delete | ast.Raise):
@@ -210,7 +211,7 @@ class _PythonSites:
 
 # -- Cython ---------------------------------------------------------------------------------
 
-# (kind, pattern, replacement); operators have blanks around them, casts and templates have none.
+# (kind, pattern, replacement). Operators are surrounded by blanks, casts and templates are not.
 _REPLACED: Final = (
     ("comparison", re.compile(r" < "), " <= "),
     ("comparison", re.compile(r" <= "), " < "),
@@ -241,7 +242,7 @@ _NO_CODE: Final = re.compile(
 
 
 def _cython(path: str, source: str) -> list[Mutation]:
-    """Line by line, outside comments, strings that span lines, declarations and error texts."""
+    """Mutate line by line, outside comments, multi-line strings, declarations and error texts."""
     found: list[Mutation] = []
     scopes: list[tuple[int, str]] = []
     offset = depth = 0

@@ -1,4 +1,4 @@
-"""What is mutated, how often, and which tests run for each module."""
+"""The mutated modules, their shares, and the tests of each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Group:
     """Modules that are sampled together.
 
     Attributes:
-        name: for the report.
+        name: name in the report.
         patterns: files, relative to the repository.
         left_out: files of `patterns` that belong to another group.
-        share: mutants of each hundred.
+        share: number of mutants per hundred.
         own: folders whose tests run in full where no map by lines exists (Cython).
-        wider: what a mutant meets that survived the tests of its lines.
+        wider: commands for a mutant that survived the tests of its lines.
     """
 
     name: str
@@ -37,10 +37,11 @@ class Group:
 SPARK_TESTS: Final = {
     "aiokprod/spark/audit_jobs.py": "tests/spark/integration/test_audit_jobs.py",
 }
-"""Modules whose code only Spark can run: the test file that does (PySpark and Java, no broker).
+"""Modules whose code only Spark can run, with their test file (PySpark and Java, no broker).
 
-Their mutants meet that file besides the tests of the map, which does not have it: see
-`trial.Bench`."""
+Their mutants are tested with that file in addition to the tests of the map, which lacks it: see
+`trial.Bench`.
+"""
 
 SEEDS: Final = ("-m", "tests.simulation", "--jobs", "1", "--seeds")
 _SIMULATION: Final = ((*SEEDS, "0-60"),)
@@ -103,11 +104,12 @@ GROUPS: Final = (
 def sample(
     count: int, seed: int, groups: tuple[Group, ...] = GROUPS
 ) -> list[tuple[Group, Mutation]]:
-    """`count` mutants by the shares of the groups, in random order; the same for the same seed.
+    """Choose `count` mutants by the shares of the groups, in random order; always the same for a
+    seed.
 
-    Within a group every site is as likely as any other, so large modules get more. Each has a
-    fixed rank: a change of the code replaces the mutants of the lines that it touches and a few
-    more, so that results for files that stayed as they were are still of use.
+    Within a group every site has the same probability, so large modules get more mutants. Each site
+    has a fixed rank: a change of the code replaces the mutants of the changed lines and a few more,
+    so that most results for unchanged files can be reused.
     """
     total = sum(group.share for group in groups)
     chosen: list[tuple[str, Group, Mutation]] = []

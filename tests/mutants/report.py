@@ -16,13 +16,14 @@ REASONS: Final = Path(__file__).with_name("survivors.toml")
 
 
 def reasons(path: Path = REASONS) -> dict[str, str]:
-    """Key of a mutant -> why no test needs to notice it."""
+    """Map the key of a mutant to the reason why no test needs to detect it."""
     survivors = tomllib.loads(path.read_text())["survivor"]
     return {entry["mutant"]: entry["reason"] for entry in survivors}
 
 
 def stale(known: Iterable[str]) -> list[str]:
-    """Keys that name no mutant: their line changed, so their reason must be reviewed."""
+    """Return the keys that match no mutant: their line changed, so their reason must be
+    reviewed."""
     existing: dict[str, set[str]] = {}
     for path in {key.split(" | ")[0] for key in known}:
         file = ROOT / path
@@ -32,9 +33,9 @@ def stale(known: Iterable[str]) -> list[str]:
 
 
 def report(results: Sequence[Mapping[str, Any]], known: Mapping[str, str]) -> tuple[str, bool]:
-    """The text, and True if enough mutants were noticed and each survivor has a reason.
+    """Return the text, and True if enough mutants were detected and each survivor has a reason.
 
-    One that met the first round only ("open") counts as not noticed and has no reason yet.
+    A mutant with only the first round ("open") counts as not detected and has no reason yet.
     """
     groups: dict[str, Counter[str]] = {}
     for entry in results:

@@ -1,8 +1,8 @@
-"""A process that has imported what tests need besides the package, and forks one child per command.
+"""A process that imports what tests need besides the package, and forks one child per command.
 
-Run in the tree whose tests it runs: `python -m tests.mutants.server`. It reads a JSON object per
-line from standard input (the fields of `Command`) and answers with one (those of `Ended`). The
-package and its tests are imported in the child only, so every child sees the files as they are.
+Run it in the tree whose tests it runs: `python -m tests.mutants.server`. It reads one JSON object
+per line from standard input (the fields of `Command`) and responds with another (those of `Ended`).
+Only the child imports the package and its tests, so every child reads the current files.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ PRELOADED: Final = (
     "hypothesis.stateful", "hypothesis.strategies", "jwt", "lz4.frame", "multiprocessing", "numpy",
     "pyarrow", "pytest", "ssl", "unittest.mock", "uvloop", "xdist.plugin", "zstandard",
 )  # fmt: skip
-"""Imported once. None of them imports the package, none starts a thread."""
+"""Modules imported once. None of them imports the package or starts a thread."""
 _POLL_S: Final = 0.05
 _LOOK_S: Final = 1.0
-"""Seconds between two looks at the child's end, and at the time that it has used."""
+"""Seconds between two checks of the child's end and of its used time."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a child does.
+    """The command of a child.
 
     Attributes:
-        arguments: of the interpreter: ("-m", module, ...).
+        arguments: arguments of the interpreter: ("-m", module, ...).
         output: file for its standard output and error output.
-        cpu: seconds of CPU time after which it has hung: wall time would depend on the load.
-        idle: seconds without any CPU time after which it has hung.
-        coverage: file for the lines that it runs, or "" to measure none.
+        cpu: seconds of CPU time after which it counts as hung: wall time would depend on the load.
+        idle: seconds without CPU time after which it counts as hung.
+        coverage: file for the executed lines, or "" to measure none.
         bytecode: whether it may write compiled modules.
         environment: variables added to those of the server.
     """
@@ -59,12 +59,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended.
+    """The result of a child.
 
     Attributes:
         status: exit status, negative for a signal.
         hung: it used up its CPU time, or used none for too long.
-        cpu: seconds of CPU time, its own children included.
+        cpu: seconds of CPU time, including its children.
     """
 
     status: int
@@ -73,7 +73,7 @@ class Ended:
 
 
 class Server:
-    """Client side: the process in a tree. One command at a time."""
+    """Client side of the process in a tree. It runs one command at a time."""
 
     def __init__(self, tree: Path) -> None:
         environment = {
@@ -88,7 +88,7 @@ class Server:
         )  # fmt: skip
 
     def run(self, command: Command) -> Ended:
-        """Run a command to its end."""
+        """Run a command and return its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asdict(command)) + "\n")
@@ -104,7 +104,7 @@ class Server:
 
 
 def serve() -> None:
-    """Answer commands until standard input ends."""
+    """Execute commands until standard input ends."""
     for name in PRELOADED:
         importlib.import_module(name)
     if "aiokprod" in sys.modules:
@@ -123,9 +123,11 @@ def serve() -> None:
 
 
 def _watch(child: int, idle: float, parent: int) -> tuple[int, bool]:
-    """Wait for the child and end what it left behind; its exit status, and whether it hung.
+    """Wait for the child and end its remaining processes. Return its exit status, and whether it
+    hung.
 
-    Ends the child and this process if `parent` is gone."""
+    End the child and this process if the process `parent` has ended.
+    """
     ticks, since, idled = -1, time.monotonic(), False
     looked = since
     while True:
@@ -151,8 +153,8 @@ def _watch(child: int, idle: float, parent: int) -> tuple[int, bool]:
 
 
 def _ticks(leader: int) -> int:
-    """CPU time of the processes of a session, in clock ticks; one that is ready to run and gets no
-    time counts as running."""
+    """Return the CPU time of the processes of a session in clock ticks. A process that is ready but
+    not scheduled counts as running."""
     total = 0
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -204,7 +206,7 @@ def _run(arguments: Sequence[str]) -> int:
     if module == "pytest":
         import pytest
 
-        # The warning says that preloaded modules, hypothesis above all, keep plain asserts.
+        # The warning says that preloaded modules, mainly hypothesis, keep plain asserts.
         return int(pytest.main(["-W", "ignore::pytest.PytestAssertRewriteWarning", *rest]))
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

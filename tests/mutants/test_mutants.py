@@ -1,4 +1,4 @@
-"""The mutator: what it changes, what it leaves alone, and how the results of a run are reported."""
+"""The mutator: what it changes, what it leaves unchanged, and how results are reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Limit:
 
 
 def changed_lines(path: str, source: str) -> dict[str, set[str]]:
-    """Kind of mutation -> what the lines that it changes read afterwards."""
+    """Map each kind of mutation to the changed lines."""
     found: dict[str, set[str]] = {}
     for mutation in sites(path, source):
         after = mutation.apply(source.encode()).decode().splitlines()
@@ -224,7 +224,7 @@ def test_that_fails():
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with one module, its tests and this package."""
+    """Create a repository with one module, its tests and this package."""
     tree = tmp_path / "tree"
     for path in ("aiokprod/__init__.py", "tests/limit/test_limit.py", "tests/mutants/x"):
         (tree / path).parent.mkdir(parents=True)
@@ -242,7 +242,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.mark.matrix  # a minute: it runs pytest many times
 def test_record_and_judge(tree: Path) -> None:
-    """Recorded once; mutants are killed, hang or survive, and the file is as before."""
+    """The tests are recorded once; mutants are killed, hang or survive; the file is restored."""
     cache = tree.parent / "cache"
     files = [Path("tests/limit/test_limit.py")]
     tests = record(tree, files, cache)
@@ -319,7 +319,7 @@ def test_behind_it():
 
 @pytest.mark.matrix  # a minute: it runs pytest many times
 def test_test_that_fails_once_for_another_reason_is_left_out(tree: Path) -> None:
-    """The tests after it are run nevertheless."""
+    """The tests after it are still run."""
     (tree / "tests/limit/test_limit.py").write_text(FLAKY)
     tests = record(tree, [Path("tests/limit/test_limit.py")], tree.parent / "cache")
     bench = Bench(tree, tests)
@@ -368,7 +368,7 @@ def test_sizes(spark):
 """
 
 
-@pytest.mark.matrix  # the same
+@pytest.mark.matrix  # a minute: it runs pytest many times
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
@@ -395,7 +395,8 @@ def test_sizes(spark):
 def test_mutant_of_spark_code_is_noticed_only_if_its_test_fails_because_of_it(
     tree: Path, state: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not if Spark is missing, does not start, is killed or fails for another reason."""
+    """A missing Spark, one that does not start, is killed or fails for another reason gives no
+    verdict."""
     files = [Path("tests/limit/test_limit.py")]
     (tree / "tests/limit/test_limit.py").write_text("def test_nothing():\n    pass\n")
     (tree / "tests/spark").mkdir()
@@ -446,7 +447,7 @@ def test_spark_tests_exist_for_modules_that_exist() -> None:
 
 
 def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
-    """And so are the processes it started; the next command runs as if nothing had been."""
+    """The processes that it started also end; the next command runs normally."""
     server = Server(tree)
     output = tree / "output"
     (tree / "spin.py").write_text("while True: pass")
@@ -466,7 +467,7 @@ def test_child_that_uses_up_its_time_or_none_has_hung(tree: Path) -> None:
 
 
 def test_child_ends_with_the_process_that_asked(tree: Path) -> None:
-    """A campaign that is killed leaves no running mutant behind."""
+    """A killed campaign must leave no running mutant."""
     (tree / "spin.py").write_text("print('begun', flush=True)\nwhile True: pass")
     script = (
         "from pathlib import Path\nfrom tests.mutants.server import Command, Server\n"

@@ -1,4 +1,4 @@
-"""One mutant against the tests that should notice it."""
+"""One mutant against the tests that should detect it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.mutants.plan import SPARK_TESTS, Group
 from tests.mutants.server import Command, Ended, Server
 
 NEAR_S: Final = 8.0
-"""CPU seconds that each part of the first round takes without a mutant, under the tracer."""
+"""CPU seconds of each part of the first round without a mutant, under the tracer."""
 NEAR_FILES: Final = 6
-"""Test files, besides those of the module itself, that the first round takes tests from: those with
-the most tests that run the line. Collecting a file takes longer than many tests."""
+"""Number of test files, besides those of the module itself, from which the first round takes tests:
+those with the most tests that run the line. Collecting a file takes longer than many tests."""
 FAR_S: Final = 40.0
 """Like `NEAR_S`, for each part of the second round."""
 _SLACK: Final = 1.5
 _START_S: Final = 6.0
 """A round may take `_SLACK` times the recorded CPU seconds, plus the seconds of a start. The tracer
-takes half of what was recorded, so that this is about three times what the tests need."""
+causes half of the recorded time, so this is about three times what the tests need."""
 _WIDER_S: Final = 600
 _SPARK_IDLE_S: Final = 300.0
 _TESTS_FAILED: Final = 1
@@ -45,9 +45,9 @@ class Round:
     """Tests that run in one process.
 
     Attributes:
-        name: for the report.
-        arguments: of the interpreter.
-        cpu: seconds after which they hang.
+        name: name in the report.
+        arguments: arguments of the interpreter.
+        cpu: CPU seconds after which the tests count as hung.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Round:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant.
+    """The result of a mutant.
 
     Attributes:
-        result: "killed", "hung" (killed by a test that did not end), "survived", "open" (as
-            "survived", but only the first round has run) or "invalid" (it cannot be compiled, so
-            it is no mutant).
-        by: the round and the first test that failed; of a survivor, why its Spark round did not
-            judge, if so.
-        tests: how many tests run the mutated line; of Cython -1, it is not recorded.
+        result: "killed", "hung" (killed by a test that did not end), "survived", "open" (survived
+            the
+            first round, and the other rounds have not run) or "invalid" (it cannot be compiled).
+        by: the round and the first test that failed; for a survivor, why its Spark round gave no
+            verdict, if so.
+        tests: number of tests that run the mutated line; -1 for Cython, where it is not recorded.
         seconds: CPU time of all rounds.
     """
 
@@ -76,7 +76,7 @@ class Verdict:
 
 
 class Bench:
-    """A copy of the repository in which one mutant at a time is tried."""
+    """A copy of the repository in which one mutant is tested at a time."""
 
     def __init__(
         self, tree: Path, tests: TestMap, spark_tests: Mapping[str, str] = SPARK_TESTS
@@ -92,7 +92,7 @@ class Bench:
         self._server.close()
 
     def judge(self, group: Group, mutation: Mutation, *, first: bool) -> Verdict:
-        """Run the first round, or all the others."""
+        """Run the first round, or all other rounds."""
         covering: set[str] | None = None
         if not mutation.path.endswith(".pyx"):
             covering = self._tests.covering(mutation.path, mutation.line, mutation.last_line)
@@ -114,10 +114,11 @@ class Bench:
         return Verdict("survived", "", count, seconds)
 
     def _meet(self, one: Round) -> tuple[str, str, float]:
-        """What a round makes of the mutant in the tree ("" if nothing), by what, and CPU seconds.
+        """Run a round against the mutant in the tree. Return its result ("" if none), its cause,
+        and the CPU seconds.
 
-        A test that fails has to fail once more on its own. Otherwise the mutant was not the reason:
-        the test is left out, and the others are asked.
+        A test that fails has to fail again when it runs alone. Otherwise the mutant was not the
+        reason: the test is left out, and the other tests run again.
         """
         arguments, seconds = one.arguments, 0.0
         while True:
@@ -140,9 +141,9 @@ class Bench:
     def _judge_on_spark(self, mutation: Mutation, count: int, seconds: float) -> Verdict:
         """Run the module's Spark tests.
 
-        A JVM may fail to start, run out of memory or be killed for reasons of its own. So the
-        mutant counts as noticed only if a test fails with it and passes without it, and no verdict
-        is made of anything else: no error of a fixture, no process that does not end.
+        A JVM may fail to start, run out of memory or be killed for reasons of its own. Therefore
+        the mutant counts as detected only if a test fails with it and passes without it. Nothing
+        else gives a verdict, such as an error of a fixture or a process that does not end.
         """
         missing = missing_for_spark()
         if missing:
@@ -174,7 +175,7 @@ class Bench:
     def _rounds(
         self, group: Group, mutation: Mutation, covering: set[str] | None
     ) -> tuple[list[Round], list[Round]]:
-        """The first round, with the quick tests of the line, and the wider rounds."""
+        """Return the first round, with the quick tests of the line, and the wider rounds."""
         wider = [Round("wider", command, _WIDER_S) for command in group.wider]
         if covering is None:
             naming, others = self._test_files(group, mutation)
@@ -187,7 +188,7 @@ class Bench:
         files = Counter(test.file for test in tests if stem not in Path(test.file).stem)
         nearest = dict(files.most_common(NEAR_FILES))
         near = _ordered(test for test in tests if test.file in nearest)
-        # The cases that were not recorded run the line as well, or its neighbours.
+        # The cases that were not recorded also run the line, or lines near it.
         functions = {t.function: t.seconds * t.cases for t in [*own, *_ordered(tests)]}
         first = [
             *_round("own", NEAR_S, [(test.name, test.seconds) for test in own]),
@@ -204,8 +205,8 @@ class Bench:
         return sorted(name for name in self._tests.files() if stem in Path(name).stem)
 
     def _whole_files(self, names: list[str]) -> list[Round]:
-        """Test files in full, as far as they fit: the map lacks the tests of which only cases that
-        were not recorded run the line, and those that read a constant and run no line at all."""
+        """Return whole test files, as far as they fit. The map lacks tests of which only unrecorded
+        cases run the line, and tests that read a constant and run no line."""
         seconds = self._tests.files()
         failing = [f"--deselect={name}" for name in self._tests.failed]
         return [
@@ -214,7 +215,8 @@ class Bench:
         ]
 
     def _test_files(self, group: Group, mutation: Mutation) -> tuple[list[str], list[str]]:
-        """Of a compiled module: the files that name it, then the other ones of its group."""
+        """Return, for a compiled module, the files that name it, then the other files of its
+        group."""
         stem = Path(mutation.path).stem
         near: list[str] = []
         far: list[str] = []
@@ -229,7 +231,7 @@ class Bench:
 
     @contextmanager
     def _put(self, mutation: Mutation) -> Iterator[bool]:
-        """The tree with the mutant in it; yields False if it does not compile."""
+        """Put the mutant into the tree; yield False if it does not compile."""
         path = self._tree / mutation.path
         kept = {file: file.with_name(file.name + ".kept") for file in self._files(path)}
         for file, copy in kept.items():
@@ -242,8 +244,8 @@ class Bench:
                 copy.replace(file)
 
     def _files(self, path: Path) -> list[Path]:
-        """The source, and the compiled module. Compiled Python is taken away for good: a mutant of
-        the same size, written in the same second, would pass for it."""
+        """Return the source and the compiled module. Cached bytecode is deleted: it would be used
+        for a mutant of the same size that is written in the same second."""
         for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             cached.unlink()
         return [path, *self._extension(path)] if path.suffix == ".pyx" else [path]
@@ -253,7 +255,7 @@ class Bench:
         return [path.with_name(path.stem + sysconfig.get_config_var("EXT_SUFFIX"))]
 
     def _compiled(self, path: Path) -> bool:
-        """Compile one module without optimisation, which takes most of the time."""
+        """Compile one module without optimisation, which would take most of the time."""
         source = path.with_suffix(".c")
         cython = [sys.executable, "-m", "cython", "-3", path.relative_to(self._tree).as_posix(),
                   "-o", str(source)]  # fmt: skip
@@ -269,7 +271,7 @@ class Bench:
 
 
 def _ordered(tests: Iterable[Recorded]) -> list[Recorded]:
-    """First one case of each test, the quick ones first."""
+    """Return one case of each test first, quick ones before slow ones."""
     seen: Counter[str] = Counter()
     ranked = []
     for test in sorted(tests, key=lambda test: test.name):
@@ -279,7 +281,7 @@ def _ordered(tests: Iterable[Recorded]) -> list[Recorded]:
 
 
 def _round(name: str, seconds: float, tests: Sequence[tuple[str, float]]) -> list[Round]:
-    """The first ones that fit into the time, and shorter ones; nothing if there are none."""
+    """Return a round with the first tests that fit into the time, skipping longer ones, or none."""
     taken, left = [], seconds
     for test, each in tests:
         if each <= left:
@@ -290,7 +292,7 @@ def _round(name: str, seconds: float, tests: Sequence[tuple[str, float]]) -> lis
 
 
 def _first_failure(output: str, kinds: Sequence[str] = ("FAILED", "ERROR")) -> str:
-    """The first test that pytest's summary names with one of these words."""
+    """Return the first test in pytest's summary with one of these words."""
     for line in output.splitlines():
         if line.startswith(tuple(f"{kind} tests/" for kind in kinds)):
             return line.split(" - ")[0].split(" ", 1)[1]
@@ -298,7 +300,7 @@ def _first_failure(output: str, kinds: Sequence[str] = ("FAILED", "ERROR")) -> s
 
 
 def missing_for_spark() -> str:
-    """What Spark needs and this machine lacks, "" if nothing."""
+    """Return what this machine lacks for Spark, or ""."""
     if importlib.util.find_spec("pyspark") is None:
         return "PySpark is not installed"
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

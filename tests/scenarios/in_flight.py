@@ -13,7 +13,7 @@ from tests.scenarios.test_matrix_in_flight import play_all
 
 
 def run_part(task: tuple[int, int]) -> int:
-    """One part, for a pool of processes."""
+    """Run one part of the cases in a process of a pool."""
     logging.disable(logging.CRITICAL)
     gc.disable()
     count: int = play_all(*task)

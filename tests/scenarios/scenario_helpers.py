@@ -1,7 +1,7 @@
 """Helpers of the scenario tests: a cluster and a producer in virtual time, and the check of a
 history.
 
-Written from the promises of the design alone, without knowledge of the engine.
+They are written from the promises of the design alone, independent of the engine's code.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ RECOVERY = 2.0
 """Seconds to the first acknowledgment once the cluster can serve (promise P11)."""
 
 DEBUG = bool(os.environ.get("AIOKPROD_TEST_DEBUG"))
-"""asyncio's debug mode: twelve times slower, so off unless asked for."""
+"""asyncio's debug mode: twelve times slower, therefore off by default."""
 
 
 def clock() -> VirtualLoop:
-    """The running loop."""
+    """Return the running loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop
 
 
 def now() -> float:
-    """Virtual seconds."""
+    """Return the virtual time in seconds."""
     return clock().time()
 
 
 def make_producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
-    """A producer for the cluster. `seed`, `unix_ms` and `rng` determine its environment."""
+    """Create a producer for the cluster. `seed`, `unix_ms` and `rng` determine its environment."""
     options.setdefault("bootstrap_servers", cluster.bootstrap_servers)
     rng = options.pop("rng", None) or random.Random(options.pop("seed", 1))
     environment = Environment(
@@ -66,7 +66,7 @@ def make_producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
 
 
 def runtime_of(producer: Producer[Any, Any]) -> Runtime:
-    """The `Runtime` of a started producer."""
+    """Return the `Runtime` of a started producer."""
     runtime = producer._lifecycle.runtime
     assert runtime is not None
     return runtime
@@ -74,7 +74,7 @@ def runtime_of(producer: Producer[Any, Any]) -> Runtime:
 
 @dataclass
 class Attempt:
-    """One record submitted, in order of submission. `result` stays None while unknown."""
+    """One submitted record, in order of submission. `result` is None until the outcome is known."""
 
     number: int
     topic: str
@@ -110,7 +110,7 @@ class History:
         self._waiting: list[asyncio.Task[None]] = []
 
     async def submit(self, topic: str = "t", partition: int = 0) -> Attempt:
-        """Submit the next record; returns when it is in a batch (or refused)."""
+        """Submit the next record; return when it is in a batch or refused."""
         attempt = self._next(topic, partition)
         try:
             delivery = await self.producer.submit(topic, attempt.value, partition=partition)
@@ -128,13 +128,13 @@ class History:
         return attempt
 
     def send_later(self, topic: str = "t", partition: int = 0, **options: Any) -> asyncio.Task[Any]:
-        """`send` as a task."""
+        """Run `send` as a task."""
         return asyncio.ensure_future(self.send(topic, partition, **options))
 
     async def submit_many(
         self, count: int, *, every: float = 0.0, partitions: Sequence[int] = (0,), topic: str = "t"
     ) -> list[Attempt]:
-        """Submit records round robin, one each `every` seconds (0: without a pause)."""
+        """Submit records round robin, one per `every` seconds (0: without a pause)."""
         found = []
         for index in range(count):
             found.append(await self.submit(topic, partitions[index % len(partitions)]))
@@ -143,7 +143,7 @@ class History:
         return found
 
     async def settle(self) -> list[Attempt]:
-        """Wait for every record's outcome."""
+        """Wait for the outcomes of all records."""
         await asyncio.gather(*self._waiting)
         self._waiting.clear()
         return self.attempts
@@ -173,12 +173,12 @@ class History:
     def check(
         self, *, ordered: bool = True, unique: bool = True, refusals: bool = False
     ) -> list[Attempt]:
-        """Promises P1 to P5 for everything sent so far.
+        """Check promises P1 to P5 for all records sent so far.
 
         Args:
-            ordered: acknowledged records of a partition stand in the order of submission (P3).
-            unique: no record stands twice (P2).
-            refusals: brokers may have refused batches for what they were.
+            ordered: acknowledged records of a partition must be in the order of submission (P3).
+            unique: no record may be stored twice (P2).
+            refusals: brokers may have refused batches because of their contents.
         """
         stored: dict[bytes, list[tuple[str, int, int]]] = {}
         for topic in self.cluster.topics.values():
@@ -199,7 +199,7 @@ class History:
         return self.attempts
 
     def all_acked(self, **options: Any) -> list[Attempt]:
-        """`check`, and that nothing failed."""
+        """Check the history and that no record failed."""
         failed = [attempt for attempt in self.attempts if not attempt.acked]
         assert not failed, failed[:3]
         return self.check(**options)
@@ -238,7 +238,8 @@ def _judge(attempt: Attempt, places: list[tuple[str, int, int]], *, unique: bool
 async def harness(
     *, partitions: int = 1, cluster: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[tuple[FakeCluster, Producer[Any, Any], History]]:
-    """A cluster with topic "t", a producer and a history; the producer is always closed."""
+    """A cluster with topic "t", a producer and a history. The producer is always closed at the
+    end."""
     made = FakeCluster(network=MemoryNetwork(), **(cluster or {}))
     made.create_topic("t", partitions)
     producer = make_producer(made, **options)
@@ -256,7 +257,7 @@ def play(main: Callable[[], Coroutine[Any, Any, T]], **options: Any) -> T:
 
 
 def noted_sizes(sizes: list[int]) -> Reaction:
-    """Append the size of each response to `sizes`."""
+    """Return a reaction that appends the size of each response to `sizes`."""
 
     def note(frame: bytes) -> bytes:
         sizes.append(len(frame))
@@ -280,11 +281,11 @@ def scenario(
 ) -> Callable[[Scenario], Callable[..., None]]:
     """Run `async test(cluster, producer, history, **parameters)` in virtual time.
 
-    The producer is closed afterwards; whatever it leaves behind fails the test.
+    The producer is closed afterwards; a leaked resource fails the test.
 
     Args:
         topic: created beforehand with `partitions`; None: no topic.
-        cluster: options of the `FakeCluster`. Other options are the producer's.
+        cluster: options of the `FakeCluster`. The other options are the producer's.
     """
 
     def decorate(function: Scenario) -> Callable[..., None]:
@@ -310,7 +311,8 @@ def scenario(
             )
             check_passes()
 
-        # pytest takes parameters from the signature, so remove the arguments that are none.
+        # pytest reads the parameters from the signature: remove the arguments that are not
+        # parameters.
         signature = inspect.signature(function)
         kept = list(signature.parameters.values())[3:]
         test.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
@@ -321,7 +323,7 @@ def scenario(
 
 
 async def until(condition: Callable[[], bool], *, within: float = 60.0) -> float:
-    """Wait for a condition; returns the virtual seconds it took."""
+    """Wait for a condition; return the virtual seconds it took."""
     start = now()
     while not condition():
         assert now() - start < within, "condition did not come true"
@@ -330,6 +332,6 @@ async def until(condition: Callable[[], bool], *, within: float = 60.0) -> float
 
 
 def error_of(attempt: Attempt, kind: type[KafkaError] = KafkaError) -> Any:
-    """The error an attempt ended with, which must be of `kind`."""
+    """Return the error of an attempt, which must be of `kind`."""
     assert isinstance(attempt.result, kind), repr(attempt.result)
     return attempt.result

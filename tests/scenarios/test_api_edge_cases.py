@@ -151,7 +151,7 @@ class Ledger:
 
 
 async def every_way_to_end(cluster: FakeCluster, producer: Producer[Any, Any]) -> list[Any]:
-    """Records that end in each possible way; the error of each that was submitted."""
+    """End records in each possible way; return the error of each submitted record."""
     expected: list[type[BaseException] | None] = []
 
     async def ends(kind: type[KafkaError] | None, coroutine: Awaitable[Any]) -> None:
@@ -254,7 +254,7 @@ def test_interceptor_hears_of_a_record_that_try_submit_had_no_room_for() -> None
 
 
 class Alarm(BaseException):
-    """As a signal handler of a job runner may raise it."""
+    """An exception that the signal handler of a job runner may raise."""
 
 
 async def try_submitted(producer: Producer[Any, Any]) -> None:
@@ -333,7 +333,7 @@ def test_topic_that_an_interceptor_takes_from_an_enum_is_accepted() -> None:
 
 
 class Watcher(Observer):
-    """Notes failures that were not retrieved."""
+    """Records failures that were not retrieved."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -440,8 +440,8 @@ async def test_many_waiters_wake_only_as_room_appears(
 
 
 def test_submit_in_a_tight_loop_lets_others_run() -> None:
-    """A producing task must not starve a heartbeat. The time slice is real time, so this needs a
-    real loop."""
+    """A sending task must not starve a heartbeat. The time slice is real time, so this needs a real
+    loop."""
 
     async def main() -> Any:
         async with harness(partitions=3) as (_, producer, _):
@@ -465,7 +465,7 @@ def test_submit_in_a_tight_loop_lets_others_run() -> None:
 
 
 def test_instrumented_methods_are_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry wraps methods of a class in this way."""
+    """OpenTelemetry wraps methods of a class this way."""
     calls = []
 
     def wrap(name: str) -> None:
@@ -562,7 +562,7 @@ def test_handle_that_is_kept_keeps_no_engine(end: str) -> None:
 async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History, end: str
 ) -> None:
-    """The metadata is known, the leader is not connected: seed 38632 of the simulation."""
+    """The metadata is cached and the leader is not connected (seed 38632 of the simulation)."""
     await history.send()
     cluster.network.hang("broker1", 9092)
     for link in cluster.network.links:
@@ -585,7 +585,7 @@ async def test_warm_that_waits_for_a_connection_ends_with_the_producer(
 
 
 class Noting:
-    """Keeps what interceptors get about failed records."""
+    """Stores the arguments that interceptors get about failed records."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -609,7 +609,8 @@ class Noting:
 async def test_error_told_to_interceptors_names_topic_and_partition(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """As far as they are known, for every way in which a record may fail (Java: always)."""
+    """Topic and partition are reported as far as they are known, for every kind of failure (Java:
+    always)."""
     chain = producer._hooks.interceptors
     assert chain is not None
     [noting] = chain.interceptors
@@ -655,7 +656,8 @@ async def test_error_told_to_interceptors_names_topic_and_partition(
 async def test_errors_of_deliveries_and_bulk_calls_name_topic_and_partition(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Each record gets a separate error: several partitions fail with one code at once."""
+    """Each record gets a separate error, even if several partitions fail with the same code at
+    once."""
     await producer.warm(["t"])
     cluster.fail_produce(("t", 0), 87, times=None)
     cluster.fail_produce(("t", 1), 87, times=None)

@@ -2,18 +2,18 @@
 
 | situation | what happens | what the call must do |
 |---|---|---|
-| unanswered once | the first request of each kind is served, its answer is lost | success |
-| unanswered | nothing is answered any more | an end in time, by a `KafkaError` at most |
-| answered twice | every answer comes twice, a few times | success |
+| unanswered once | the response to the first request of each kind is lost | success |
+| unanswered | there are no more responses | end in time, by a `KafkaError` at most |
+| answered twice | every response arrives twice, a few times | success |
 | loop stalled | the loop is blocked for 0.6 s | success |
-| loop stalled long | for 40 s, longer than every time limit | an end at once after it |
-| network stalled | nothing passes for 3 s, without a reset | success |
-| memory full | room comes after 2 s | success |
-| memory full for good | Produce is never answered | an end in time; at once without records |
+| loop stalled long | it is blocked for 40 s, longer than every time limit | end at once after it |
+| network stalled | no data passes for 3 s, without a reset | success |
+| memory full | memory is free after 2 s | success |
+| memory full for good | Produce gets no response | end in time; at once without records |
 
-Afterwards the producer works and nothing is left of the call. Cancellation at every await:
-`test_cancellation.py` and, in transactions, below. `test_no_public_coroutine_is_left_out` fails if
-one has no row here.
+Afterwards the producer works and no resource of the call remains. Cancellation at every await is
+tested in `test_cancellation.py` and, in transactions, below. `test_no_public_coroutine_is_left_out`
+fails if a coroutine has no row here.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Call:
 
     Attributes:
         api: name of the method.
-        run: calls it, and whatever is needed to see what came of it.
-        before: done before anything goes wrong.
-        needs: ROOM if it hands records over.
-        limit_s: seconds it may take in the worst case.
+        run: calls the method and checks its result.
+        before: preparation before the fault.
+        needs: ROOM if the call submits records.
+        limit_s: maximum seconds in the worst case.
     """
 
     api: str
@@ -109,7 +109,7 @@ async def whole_transaction(producer: Any) -> None:
 
 
 async def crowd(sender: Any) -> None:
-    """More records than fit into a small buffer."""
+    """Submit more records than fit into a small buffer."""
     for _ in range(12):
         await sender.submit("t", FILLER, partition=1)
     await sender.submit("t", VICTIM, partition=0)
@@ -121,7 +121,7 @@ async def prepared(producer: Any) -> Any:
 
 
 STEPS = 3
-"""Begin, room for records, end: each may wait for max_block_ms."""
+"""Begin, memory for records, end: each of them may wait for max_block_ms."""
 OFFSETS = {TopicPartition("source", 0): 5}
 
 CALLS = {
@@ -171,7 +171,7 @@ def test_no_public_coroutine_is_left_out() -> None:
         if not name.startswith("_") and inspect.iscoroutinefunction(member)
     }
     covered = {call.api for call in (*CALLS.values(), *IN_TRANSACTIONS.values())}
-    # `submit` gives an awaitable, `transaction` a context manager.
+    # `submit` returns an awaitable, `transaction` a context manager.
     assert covered == public | {"submit", "transaction"}
     swept = {name.split("_timeout")[0] for name in CANCELLED} - {"send_records"}
     assert swept == {call.api for call in CALLS.values()}
@@ -317,13 +317,13 @@ def judge(call: Call, situation: str, task: asyncio.Task[Any], took: float) -> N
 
 
 async def works_again(cluster: FakeCluster, producer: Any, tv: int | None) -> None:
-    """Everything that was submitted ends, no memory is held, and another record is delivered."""
+    """Check that everything submitted ends, no memory is held, and another record is delivered."""
     await asyncio.sleep(0.01)  # the call may have been faster than the fault
     await asyncio.wait_for(producer.flush(), DELIVERY_S + RECOVERY)
     if tv is None:
         started = now()
         metadata = await producer.send("t", b"after", partition=0)
-        # A connection without a reset is noticed after the request's time.
+        # A connection without a reset is detected after the request timeout.
         assert now() - started < REQUEST_S + RECOVERY
         assert cluster.log("t", 0)[metadata.offset].value == b"after"
     # The memory of a batch that expired in flight is held until its request ends.
@@ -351,7 +351,7 @@ def check_logs(cluster: FakeCluster) -> None:
 def test_call_in_situation(name: str, is_warm: bool, situation: str) -> None:
     call = CALLS[name]
     if not is_warm and (call.before is not None or situation.startswith("memory")):
-        is_warm = True  # what it waits for has been submitted
+        is_warm = True  # the records that it waits for have been submitted
     play(lambda: one_case(call, situation, is_warm=is_warm, tv=None))
 
 

@@ -34,7 +34,7 @@ async def keep_sending(
 
 
 def longest_gap(attempts: Sequence[Attempt], start: float, end: float) -> float:
-    """Seconds without any acknowledgment between two times."""
+    """Return the longest time without an acknowledgment between two instants, in seconds."""
     times = sorted(a.settled_at for a in attempts if a.acked and start <= a.settled_at <= end)
     marks = [start, *times]
     return max(after - before for before, after in itertools.pairwise(marks))
@@ -305,7 +305,8 @@ async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(
 async def test_f06_frozen_idle_broker_holds_up_no_metadata(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The metadata of a new topic may be requested from it, although the others would respond."""
+    """The client may request the metadata of a new topic from it, although the others would
+    respond."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.pause(1, failover_s=1)
@@ -345,8 +346,8 @@ async def test_f06_frozen_bootstrap_broker_is_not_waited_for(
 async def test_f06_frozen_follower_that_holds_up_all_leaders(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """No broker has answered, so all connections end at once, and the next metadata request
-    may meet the frozen broker, which accepts a connection."""
+    """No broker has responded, so all connections end at once, and the next metadata request may be
+    sent to the frozen broker, which accepts a connection."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.pause(1, failover_s=8)
@@ -402,7 +403,8 @@ async def test_f06_frozen_leader_is_left_once_there_is_another(
 async def test_f05_blackhole_is_left_once_there_is_another_leader(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The dial may take ten seconds, and no earlier error causes a metadata request."""
+    """The connection attempt may take ten seconds, and no earlier error causes a metadata
+    request."""
     await history.send()
     cluster.network.blackhole("broker1", 9092)
     stuck = history.send_later()

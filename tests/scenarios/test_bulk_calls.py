@@ -1,4 +1,4 @@
-"""Calls with many records: no wait that timed out is repeated, and no outcome is lost."""
+"""Calls with many records: a wait that timed out is not repeated, and no outcome is lost."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_missing_partitions_of_records_cost_one_wait_in_all(
 
 @pytest.mark.parametrize("code", [Code.INVALID_TOPIC_EXCEPTION, Code.TOPIC_AUTHORIZATION_FAILED])
 def test_topic_refused_for_one_record_is_not_asked_for_again_in_the_call(code: Code) -> None:
-    """Even if the metadata later reports the topic as missing instead of refused."""
+    """This holds even if the metadata later reports the topic as missing instead of refused."""
     answers = iter([code])
 
     def refuse_once(message: Any) -> Message:
@@ -276,7 +276,7 @@ async def test_part_of_records_that_break_off_is_never_committed(
 def test_bulk_call_takes_nothing_more_once_close_was_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Although the close itself begins one iteration of the event loop later."""
+    """This holds although the close itself begins one iteration of the event loop later."""
     slice_always_over = functools.partial(YieldQueue, slice_length=-1.0)
     monkeypatch.setattr("aiokprod._client.runtime.YieldQueue", slice_always_over)
 
@@ -379,7 +379,7 @@ def test_failures_after_a_cancelled_call_are_logged(
 
 
 class Hearing:
-    """An interceptor that counts."""
+    """An interceptor that counts its calls."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -450,7 +450,7 @@ def test_one_record_of_a_right_type_keeps_the_result(good: int) -> None:
 
 
 def test_records_that_fail_for_what_is_in_them_never_raise() -> None:
-    """A program that reads the errors of its records finds the error of a single one there too."""
+    """A program that reads the errors of its records also gets the error of a single record."""
 
     def upper(value: str) -> bytes:
         if value == "bad":
@@ -483,7 +483,7 @@ def test_column_of_one_wrong_type_is_refused_at_once() -> None:
 
 
 def test_serializer_that_refuses_some_contents_is_asked_for_each() -> None:
-    """The type of a value does not tell what a custom serializer returns."""
+    """The type of a value does not determine what a custom serializer returns."""
 
     async def main() -> None:
         options: dict[str, Any] = {

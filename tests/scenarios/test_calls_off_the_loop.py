@@ -1,5 +1,5 @@
-"""Calls outside the producer's loop, and frameworks that decide by `iscoroutinefunction` where to
-call."""
+"""Calls outside the producer's loop, and frameworks that use `iscoroutinefunction` to decide where
+to call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDS = 5
 def run_with_producer(
     main: Callable[[Producer[Any, Any], FakeCluster], Coroutine[Any, Any, Any]],
 ) -> None:
-    """`main(producer, cluster)` on a real loop; a coroutine that is not awaited is an error."""
+    """Run `main(producer, cluster)` on a real loop; a coroutine that is not awaited is an error."""
 
     async def start() -> None:
         cluster = FakeCluster(default_partitions=1)
@@ -189,7 +189,7 @@ def test_background_task_flushes_and_closes() -> None:
 
 
 def test_coroutines_of_another_thread_run_on_the_loop() -> None:
-    """The way from synchronous code in another thread: `run_coroutine_threadsafe`."""
+    """Synchronous code in another thread uses `run_coroutine_threadsafe`."""
 
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         loop = asyncio.get_running_loop()
@@ -270,7 +270,7 @@ def test_call_in_another_thread_calls_nothing_of_the_user() -> None:
 
 @pytest.mark.parametrize("schedule", ["call_soon", "call_soon_threadsafe", "call_later"])
 def test_debug_mode_refuses_submit_as_a_callback_and_takes_try_submit(schedule: str) -> None:
-    """The loop awaits nothing that a callback returns: a record on the slow path would be lost."""
+    """The loop awaits no return value of a callback: a record on the slow path would be lost."""
 
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         loop = asyncio.get_running_loop()

@@ -23,7 +23,8 @@ from tests.scenarios.scenario_helpers import harness, play
 class CancelAt:
     """Runs a coroutine as part of its task and cancels that task at the n-th suspension.
 
-    `late_s` lets the loop continue for so long first, so that the cancellation meets the wake-up.
+    The loop first continues for `late_s` seconds, so that the cancellation coincides with the
+    wakeup.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class CancelAt:
 async def cancelled_at(
     coroutine: Coroutine[Any, Any, Any], number: int, late_s: float | None
 ) -> bool:
-    """Run and cancel; returns whether the n-th suspension was reached."""
+    """Run and cancel. Return whether the n-th suspension was reached."""
     cancelling = CancelAt(coroutine, number, late_s)
 
     async def main() -> Any:
@@ -102,7 +103,7 @@ COLD, WARM, FULL, SLOW, ERRORS = "cold", "warm", "full", "slow", "errors"
 
 
 async def prepare(state: str, cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """Bring the producer into a state in which calls suspend in different places."""
+    """Bring the producer into a state in which calls suspend at different places."""
     if state == COLD:
         return
     await producer.send("t", b"first", partition=0)
@@ -123,7 +124,7 @@ async def prepare(state: str, cluster: FakeCluster, producer: Producer[Any, Any]
 
 def assert_memory_is_free(producer: Producer[Any, Any]) -> None:
     metrics = producer.metrics()
-    # A producer that was never started has no buffer, and so none of these metrics.
+    # A producer that was never started has no buffer, and therefore none of these metrics.
     assert metrics.get("buffer_available_bytes") == metrics.get("buffer_total_bytes")
     assert metrics.get("waiting_sends", 0) == 0
 

@@ -1,4 +1,4 @@
-"""The catalogue of faults (docs/faults.md) and its tests: every row has a test."""
+"""The catalogue of faults (docs/faults.md): every row has a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NAMED = re.compile(r"test_((?:f\d+_)+)")
 
 
 def rows_of_tests() -> tuple[dict[int, list[str]], list[str]]:
-    """The tests that name a row of the catalogue, as file::test, and those that name another."""
+    """Return the tests of each row of the catalogue, as file::test, and the tests of unknown
+    rows."""
     found: dict[int, list[str]] = {row: [] for row in ROWS}
     unknown: list[str] = []
     for path in sorted(TESTS.rglob("test_*.py")):

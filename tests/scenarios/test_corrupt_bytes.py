@@ -57,7 +57,8 @@ async def test_f61_wrong_correlation_id_closes_and_retries(
 async def test_f61_answer_to_a_later_request_is_not_matched_by_position(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The answer of the second request comes first: no record may get the other's offset."""
+    """The response to the second request arrives first: no record may get the offset of the other
+    one."""
     await history.send()
     cluster.control(0, faults.edit_frame(lambda f: f[:7] + bytes([f[7] + 1]) + f[8:]), times=1)
     cluster.control(0, faults.delay(0.02), times=1)
@@ -137,7 +138,7 @@ async def test_f63_broken_body_closes_and_retries(
 
 
 def flipped(position: int, mask: int) -> Callable[[bytes], bytes]:
-    """Flip bits of one byte, unless that makes a throttle time of any length."""
+    """Flip bits of one byte, unless the result is a throttle time of any length."""
 
     def change(frame: bytes) -> bytes:
         spoiled = frame[:position] + bytes([frame[position] ^ mask]) + frame[position + 1 :]
@@ -154,7 +155,8 @@ def flipped(position: int, mask: int) -> Callable[[bytes], bytes]:
 async def test_f63_every_single_byte_spoiled_in_a_produce_answer_is_survived(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """A flipped byte may be a different valid answer; it never crashes, hangs or doubles."""
+    """A flipped byte may give a different valid response; it must never crash, hang or
+    duplicate."""
     await history.send()
     sizes: list[int] = []
     cluster.control(0, noted_sizes(sizes), times=1)

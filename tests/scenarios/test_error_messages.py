@@ -1,4 +1,4 @@
-"""Every mistake of a newcomer that is not an obvious one gets a text that says what to do.
+"""The error texts of newcomers' mistakes, except obvious ones, say what to do.
 
 The numbers are the rows of the list of mistakes that newcomers made.
 """
@@ -19,7 +19,7 @@ from aiokprod.testing import FakeCluster, run
 
 SERVERS: dict[str, Any] = {"bootstrap_servers": "b:1"}
 UNTYPED: Any = Producer
-"""Type checkers report these mistakes, too."""
+"""Type checkers report these mistakes too."""
 
 
 def raising(*arguments: Any) -> int:

@@ -1,4 +1,4 @@
-"""Topics that are no longer used, or vanish: nothing of them is kept, and they can return."""
+"""Topics that are no longer used or vanish: their state is dropped, and they can return."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ IDLE: dict[str, Any] = {"metadata_max_idle_ms": 5_000, "metadata_max_age_ms": 2_
 
 
 def sequences_of(runtime: Runtime) -> dict[Any, Any]:
-    """Sequences by partition; empty without idempotence."""
+    """Return the sequences by partition; empty without idempotence."""
     tracker = getattr(runtime.state.sequences, "tracker", None)
     return {} if tracker is None else tracker.partitions
 
 
 def tables(producer: Producer[Any, Any]) -> dict[str, int]:
-    """The state that a producer keeps of topics."""
+    """Return the sizes of the tables that a producer keeps for topics."""
     runtime = runtime_of(producer)
     return {
         "slots": len(runtime.appender.topics),
@@ -43,7 +43,7 @@ NOTHING = {"slots": 0, "ids": 0, "vanished": 0, "queues": 0, "ratios": 0, "seque
 
 
 def test_tables_shrink_when_thousands_of_partitions_are_used_no_more() -> None:
-    """A service with a topic for each job."""
+    """The scenario is a service with one topic per job."""
 
     async def main() -> None:
         count = 1_000
@@ -101,7 +101,8 @@ def test_topic_with_records_queued_is_kept_although_nothing_of_it_is_sent() -> N
 def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(
     idempotent: bool, returns: bool
 ) -> None:
-    """`returns`: asking for it creates it again, with fewer partitions than records wait for."""
+    """`returns`: the metadata request creates the topic again, with fewer partitions than the
+    queued records need."""
 
     async def main() -> None:
         options: dict[str, Any] = {
@@ -134,9 +135,9 @@ def test_topic_that_vanished_with_records_queued_is_forgotten_once_they_ended(
 
 
 def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_returned() -> None:
-    """Metadata lacks the topic for a while, and then contains it again with an old leader. The
-    answer that names the new one comes when nothing of the topic is queued or on the wire any
-    more."""
+    """The metadata lacks the topic for a while, and then contains it again with an old leader. The
+    response with the hint to the new leader arrives when no record of the topic is queued or in
+    flight."""
 
     async def main() -> None:
         options: dict[str, Any] = {
@@ -167,7 +168,8 @@ def test_batch_keeps_its_queue_when_its_answer_names_the_leader_of_a_topic_that_
 
 
 def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_order() -> None:
-    """Whatever the outcome of earlier records: its sequences begin again under a higher epoch."""
+    """This holds for every outcome of earlier records: the sequences restart under a higher
+    epoch."""
 
     async def main() -> None:
         async with harness(partitions=2, **IDLE) as (cluster, producer, history):
@@ -187,7 +189,7 @@ def test_records_of_a_topic_forgotten_and_used_again_are_stored_once_and_in_orde
 
 
 def test_send_that_waits_for_a_topic_hears_of_a_close_at_once() -> None:
-    """While the close waits for records on their way, which need metadata yet."""
+    """The close waits for submitted records that still need metadata."""
 
     async def main() -> None:
         async with harness(cluster={"auto_create": False}) as (cluster, producer, history):
@@ -217,9 +219,9 @@ def test_send_that_waits_for_a_topic_hears_of_a_close_at_once() -> None:
 def test_transactional_producer_keeps_few_sequences_of_topics_it_used_once(
     profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the first protocol commits do not change the epoch, and sequences of the present one
-    have to be kept: from time to time the end of a transaction asks for a new epoch. Brokers before
-    2.5 have none to give, and would take a second batch 0 for a copy of the first."""
+    """Under the first protocol commits do not change the epoch, and the sequences of the current
+    epoch must be kept: the end of a transaction occasionally requests a new epoch. Brokers before
+    2.5 cannot provide one, and would treat a second batch 0 as a duplicate of the first."""
     monkeypatch.setattr(transaction_manager, "FORGOTTEN_PARTITIONS", 20)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The history check finds each kind of broken promise."""
+"""The history check detects each kind of broken promise."""
 
 from __future__ import annotations
 

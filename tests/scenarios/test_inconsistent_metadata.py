@@ -1,4 +1,4 @@
-"""Metadata that no broker should send, and some do: leader epochs that are missing or restart,
+"""Metadata that no broker should send, but some do: leader epochs that are missing or restart,
 topics without ids, brokers with less information than others."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRODUCE = 0
 
 
 def each_partition(**fields: Any) -> Callable[[MetadataResponse], MetadataResponse]:
-    """Changes fields of every partition of an answer."""
+    """Return a function that changes fields of every partition of a response."""
 
     def change(body: MetadataResponse) -> MetadataResponse:
         return replace(
@@ -41,7 +41,7 @@ def each_topic(**fields: Any) -> Callable[[MetadataResponse], MetadataResponse]:
 
 
 def without_leader_hints(body: ProduceResponse) -> ProduceResponse:
-    """As brokers below 3.7 answer (KIP-951)."""
+    """Remove the leader hints, which brokers before 3.7 do not send (KIP-951)."""
     return replace(
         body,
         node_endpoints=[],
@@ -62,7 +62,7 @@ def without_leader_hints(body: ProduceResponse) -> ProduceResponse:
 async def test_epochs_that_are_no_longer_told_do_not_pin_the_old_leader(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """A KIP-951 hint, or a broker of a mixed cluster, has given an epoch; later answers lack it."""
+    """A KIP-951 hint, or a broker of a mixed cluster, has set an epoch; later responses lack it."""
     silent = [False]
     strip = edit(each_partition(leader_epoch=-1))
     cluster.control(METADATA, lambda request: strip if silent[0] else None)
@@ -117,8 +117,8 @@ def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
     idempotent: bool, max_age_ms: int
 ) -> None:
     """Metadata is fetched between each Produce request and its response, because of its age, or
-    because the broker has not responded for a second. It contains the lower epoch, so that the old
-    leader is kept, and must not outdate the refusals of the old leader."""
+    because the broker has not responded for a second. It contains the lower epoch, so the client
+    keeps the old leader. Such metadata must not invalidate the refusals of the old leader."""
 
     @scenario(
         partitions=1,
@@ -141,7 +141,7 @@ def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
         created.leader = next(node for node in created.isr if node != old)
         start, before = now(), cluster.count(METADATA)
         assert (await history.send()).acked
-        # Five responses with the lower epoch, each after a refusal, and the attempt that succeeds.
+        # Five responses with the lower epoch, each after a refusal, and the successful attempt.
         assert now() - start < 6 * 1.5 + 6.0
         assert cluster.count(METADATA) - before < 30
         assert cluster.values("t", 0) == [history.attempts[-1].value]
@@ -151,9 +151,9 @@ def test_topic_created_anew_without_topic_ids_is_found_again_by_slow_requests(
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempotent: bool) -> None:
-    """The old topic id is from a broker that was replaced by one without topic ids, or that is not
-    asked again because it is the busier one. The leader supports ids, and knows only the new
-    one."""
+    """The old topic id is from a broker that was replaced by one without topic ids, or from a
+    broker that gets no further metadata request because it is busier. The leader supports ids, and
+    has only the new topic."""
 
     @scenario(partitions=1, delivery_timeout_ms=30_000, linger_ms=0, enable_idempotence=idempotent)
     async def play(cluster: FakeCluster, producer: Producer[Any, Any], history: History) -> None:
@@ -185,8 +185,8 @@ def test_topic_created_anew_is_named_if_the_metadata_no_longer_have_ids(idempote
 async def test_old_answers_of_one_broker_do_not_bring_the_old_leader_back(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The broker is cut off from the controller and returns what it knew. It leads nothing, so it
-    is idle and is asked first each time."""
+    """The broker is cut off from the controller and returns outdated metadata. It leads no
+    partition, so it is idle and always gets the metadata request first."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch
@@ -216,8 +216,8 @@ async def test_old_epochs_are_not_believed_while_another_partition_has_no_leader
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
     """Every response then causes another request, and the broker that is cut off from the
-    controller answers all of them. Its epoch of the other partition stays lower than the known one
-    (Java `Metadata.updateLatestMetadata`)."""
+    controller answers all of them. Its epoch of the other partition stays lower than the cached
+    epoch (Java `Metadata.updateLatestMetadata`)."""
     await history.send()
     before = cluster.topics["t"].partitions[0]
     old, epoch = before.leader, before.leader_epoch
@@ -253,7 +253,8 @@ async def test_old_epochs_are_not_believed_while_another_partition_has_no_leader
 async def test_slow_broker_is_asked_although_others_cannot_be_reached(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The others are in the metadata, but behind a firewall: connecting to them takes forever."""
+    """The other brokers are in the metadata, but behind a firewall: connecting to them never
+    completes."""
     await history.send()
     for broker in (cluster.brokers[2], cluster.brokers[3]):
         cluster.network.blackhole(broker.host, broker.port)
@@ -269,8 +270,8 @@ async def test_slow_broker_is_asked_although_others_cannot_be_reached(
         cluster.create_topic(f"new{number}", 1)
         start, before = now(), cluster.count(METADATA)
         await producer.partitions_for(f"new{number}")
-        # The request waits for a metadata request in flight, and each of the two for four Produce
-        # requests of 1.3 s.
+        # The request waits for a metadata request in flight, and each of the two waits for four
+        # Produce requests of 1.3 s.
         assert now() - start < 12.0
         assert cluster.count(METADATA) - before < 10
         await asyncio.sleep(5)

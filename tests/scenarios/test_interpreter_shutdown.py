@@ -27,7 +27,7 @@ NOISE = ("Traceback", "Exception ignored", "never retrieved", "never awaited", "
 
 
 def run_script(body: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end; it must end by itself, cleanly and quietly."""
+    """Run a script, which must exit by itself, with status 0 and without output to stderr."""
     done = subprocess.run(
         [sys.executable, *flags, "-c", PRELUDE + textwrap.dedent(body)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A signal handler raises at every third bytecode of a call; what follows must work as before."""
+"""A signal handler raises at every third bytecode of a call; later calls must work as before."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.simulation.call_interrupts import Injector, Interrupt
 pytestmark = pytest.mark.matrix
 
 MOST = 3_000
-"""More bytecodes than the first record of a topic takes."""
+"""Upper bound of the bytecodes that the first record of a topic takes."""
 
 
 async def interrupted_at(step: int) -> bool:
-    """Interrupt the first record of a topic; False if the call took fewer bytecodes."""
+    """Interrupt the first record of a topic. Return False if the call took fewer bytecodes."""
     async with harness(partitions=3, linger_ms=0) as (cluster, producer, _):
         await producer.partitions_for("t")
 

@@ -1,4 +1,5 @@
-"""Bad input: an error that names field, value and fix, in bounded time, other records unharmed."""
+"""Invalid input: the error names field, value and fix in bounded time, and other records are not
+affected."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ TOPICS = ["", ".", "..", "a" * 250, "bad name", "ü", "a/b", None, 5, b"t", "\ud
 
 
 async def both_ways(producer: Producer[Any, Any], **arguments: Any) -> list[KafkaError]:
-    """The errors of `send` and `try_submit` for the same arguments."""
+    """Return the errors of `send` and `try_submit` for the same arguments."""
     found = []
     for method in (producer.send, producer.try_submit):
         with pytest.raises(KafkaError) as info:

@@ -1,5 +1,5 @@
-"""F77: every iteration of the event loop exceeds its time slice, so that a task that keeps sending
-waits, under every fault."""
+"""F77: every iteration of the event loop exceeds its time slice, so a task that sends continuously
+has to wait. This is tested under every fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_line(producer: Producer[Any, Any]) -> int:
 
 
 async def crowded(producer: Producer[Any, Any]) -> None:
-    """Half of the users are in line."""
+    """Wait until half of the users are queued."""
     while in_line(producer) < USERS // 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
@@ -40,7 +40,7 @@ async def crowded(producer: Producer[Any, Any]) -> None:
 def run(
     users: Callable[[Producer[Any, Any], FakeCluster], Coroutine[Any, Any, Any]], **options: Any
 ) -> None:
-    """`users(producer, cluster)` with a topic of four partitions on three brokers."""
+    """Run `users(producer, cluster)` with a topic of four partitions on three brokers."""
 
     async def main() -> None:
         async with harness(partitions=4, cluster={"brokers": 3}, **options) as (
@@ -59,7 +59,7 @@ async def send(
     producer: Producer[Any, Any], handles: list[Delivery], name: int, records: int
 ) -> None:
     for number in range(records):
-        # One by one, because other tasks read the list meanwhile.
+        # One by one, because other tasks read the list in the meantime.
         handles.append(await producer.submit("t", b"%d-%d" % (name, number)))  # noqa: PERF401
 
 
@@ -183,5 +183,6 @@ def test_simulation_in_which_senders_wait_in_line(monkeypatch: pytest.MonkeyPatc
     for seed, found in outcomes(range(300, 420), jobs=1):
         totals.add(seed, found)
     assert not totals.broken
-    # Few, because the clock is read with every 64th record only, and plans send fewer at once.
+    # The number is small: the clock is read only with every 64th record, and plans send fewer at
+    # once.
     assert len(releases) >= 10, "nobody waited in line"

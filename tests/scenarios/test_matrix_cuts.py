@@ -1,4 +1,4 @@
-"""Connections cut after byte k of a request or an answer, for every k."""
+"""Connections that are cut after byte k of a request or a response, for every k."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = -1
 
 
 async def exchange_sizes(api_key: int) -> dict[str, int]:
-    """Bytes of one request of an API and of its answer."""
+    """Return the sizes in bytes of one request of an API and of its response."""
     async with harness() as (cluster, producer, _):
         sizes: list[int] = []
         cluster.control(api_key, noted_sizes(sizes))
@@ -34,7 +34,8 @@ async def exchange_sizes(api_key: int) -> dict[str, int]:
 async def one_cut(
     k: int, *, way: str, cut_with: Literal["reset", "eof"], **options: Any
 ) -> tuple[Attempt, Attempt]:
-    """Break the connection while a record is in flight; how that record and the next one ended."""
+    """Break the connection while a record is in flight. Return the outcomes of that record and the
+    next."""
     async with harness(**options) as (cluster, _, history):
         await history.send()
         link = cluster.network.links_to("broker1", 9092)[LAST]
@@ -65,7 +66,7 @@ def test_produce_cut_without_retries_is_acked_or_told_truly(way: str) -> None:
         attempts = play(partial(one_cut, k, way=way, cut_with="reset", **PLAIN))
         first, later = attempts
         assert first.acked or error_of(first, NetworkError).outcome is Outcome.UNKNOWN, k
-        if not later.acked:  # of a connection found broken before anything was written: NOT_SENT
+        if not later.acked:  # the connection was broken before anything was written: NOT_SENT
             assert error_of(later, NetworkError).outcome in (Outcome.UNKNOWN, Outcome.NOT_SENT), k
 
 
@@ -91,7 +92,8 @@ def test_start_up_answer_cut_after_every_byte_delays_only(api_key: int) -> None:
 
 
 def test_first_connection_cut_after_every_byte_sent_delays_only() -> None:
-    """All that a start-up sends there: the first cut that is never reached ends the search."""
+    """The search covers all bytes that a start-up sends there and ends with the first k beyond
+    them."""
     links = []
     for k in range(1_000):
 

@@ -1,5 +1,5 @@
 """Every error code in the response of every API of a producer: the outcome of the record and of the
-next one. docs/design/error-codes.md says what follows from the row of a code."""
+next one. docs/design/error-codes.md explains the consequences of each code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FATAL_WHEN_IDEMPOTENT = {31, 35}
 
 
 async def one_case(code: int, *, idempotent: bool, append: bool = False) -> tuple[str, str]:
-    """Meet the code once on Produce; how that record and the next one ended."""
+    """Return the code once from Produce. Return the outcomes of that record and the next one."""
     async with harness(enable_idempotence=idempotent) as (cluster, _, history):
         await history.send()
         cluster.fail_produce(TP, code, leader_hint=False, append=append)
@@ -49,7 +49,7 @@ def _class_of(attempt: Attempt) -> str:
 
 
 def expected(code: int, *, idempotent: bool) -> tuple[str, str]:
-    """How the record that met the code ends, and the one after it."""
+    """Return the expected outcomes of the record that gets the code and of the next record."""
     if code in RETRIED:
         return "acked", "acked"
     if code in IDEMPOTENT_ONLY_RETRIED | SUCCESS_WHEN_IDEMPOTENT and idempotent:
@@ -63,7 +63,7 @@ def expected(code: int, *, idempotent: bool) -> tuple[str, str]:
 @pytest.mark.parametrize("code", CODES)
 def test_produce_error_ends_in_its_class(code: int, idempotent: bool) -> None:
     if code in SUCCESS_WHEN_IDEMPOTENT and idempotent:
-        return  # needs the record in the log: test_duplicate_sequence_on_produce
+        return  # requires the record in the log: test_duplicate_sequence_on_produce
     assert play(lambda: one_case(code, idempotent=idempotent)) == expected(
         code, idempotent=idempotent
     )
@@ -78,7 +78,8 @@ MAY_FOLLOW_THE_APPEND = [
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("code", sorted({*RETRIABLE, *MAY_FOLLOW_THE_APPEND}))
 def test_produce_error_after_the_append_ends_in_its_class(code: int, idempotent: bool) -> None:
-    """An idempotent producer's retry finds its record in the log; another one's doubles it."""
+    """The retry of an idempotent producer finds its record in the log; without idempotence the
+    retry duplicates it."""
     ended = play(lambda: one_case(code, idempotent=idempotent, append=True))
     assert ended == expected(code, idempotent=idempotent)
 
@@ -86,8 +87,8 @@ def test_produce_error_after_the_append_ends_in_its_class(code: int, idempotent:
 @pytest.mark.parametrize("end", ["retries", "delivery timeout"])
 @pytest.mark.parametrize("code", RETRIABLE)
 def test_record_after_one_given_up_behind_an_append_is_stored(code: int, end: str) -> None:
-    """The sequence of a batch that a broker has seen is never given out again: the broker would
-    take the next record for a copy of the first, and acknowledge it without storing it."""
+    """The sequence of a batch that a broker has seen is never reused: the broker would treat the
+    next record as a duplicate of the first, and acknowledge it without storing it."""
     options: dict[str, Any] = {"retries": 1} if end == "retries" else {"delivery_timeout_ms": 3_000,
                                                        "request_timeout_ms": 1_000}  # fmt: skip
 
@@ -133,8 +134,9 @@ def test_duplicate_sequence_on_produce(idempotent: bool) -> None:
 
 @pytest.mark.parametrize("code", CODES)
 def test_produce_request_is_repeated_if_and_only_if_its_code_is_retriable(code: int) -> None:
-    """`ErrorCode.retriable` and `KafkaError.retriable` say what the engine does. Without sequences:
-    an idempotent producer also sends again after the codes that it recovers from with new ones."""
+    """`ErrorCode.retriable` and `KafkaError.retriable` describe what the engine does. Sequences are
+    off: an idempotent producer also retries with new sequences after the codes that it recovers
+    from."""
 
     async def main(retries: int) -> tuple[Attempt, int]:
         async with harness(enable_idempotence=False, retries=retries) as (cluster, _, history):
@@ -180,7 +182,7 @@ def test_produce_error_of_a_single_record_is_the_one_of_its_row(
 
 
 def no_storm(cluster: FakeCluster, seconds: float) -> None:
-    """Backoff of 100 ms doubling to 1 s, of each kind of request."""
+    """Check the backoff of each kind of request: 100 ms, doubling up to 1 s."""
     assert cluster.count(0) <= 15 + 8 * seconds
     assert cluster.count(3) <= 15 + 8 * seconds
     assert cluster.count(22) <= 10 + 3 * seconds

@@ -1,7 +1,7 @@
 """Five batches in flight, of which some fail in every possible way: P2, P3 and P4 must hold.
 
-A sample runs every day. `python -m tests.scenarios.in_flight` runs all 65 536 cases: each
-of the five batches fails in one of seven ways or not at all, in the log already or not.
+A sample runs every day. `python -m tests.scenarios.in_flight` runs all 65 536 cases: each of the
+five batches fails in one of seven ways or not at all, with and without an append.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.matrix
 
 TP = ("t", 0)
 Fate: TypeAlias = int | str | None
-"""Of a request: no fault, an error code, or "cut"."""
+"""The outcome of a request: no fault, an error code, or "cut"."""
 
 FATES: tuple[Fate, ...] = (6, 7, 20, 45, 46, 59, "cut")
 APPENDING = {7, 20, 46}
-"""Codes a broker may give although it wrote the batch (46: because it did)."""
+"""Codes that a broker may return although it appended the batch (46: because it did)."""
 
 BATCHES = 5
 HELD_S = 0.02
-"""How long the first of the five is held."""
+"""Seconds for which the first of the five requests is delayed."""
 SAMPLE = int(os.environ.get("AIOKPROD_IN_FLIGHT_CASES", "400"))
 
 # Options under which every record makes a separate batch and all five are sent together.
@@ -41,7 +41,8 @@ ONE_EACH: dict[str, Any] = {"linger_ms": 0, "batch_size": 1}
 
 
 def script(cluster: FakeCluster, fates: Sequence[Fate], *, appended: bool) -> None:
-    """Let the next requests meet these outcomes; the first is held until all five have arrived."""
+    """Give the next requests these outcomes. The first one is delayed until all five have
+    arrived."""
     seen = itertools.count()
 
     def control(request: faults.Request) -> faults.Reaction | None:
@@ -75,12 +76,12 @@ async def five_in_flight(fates: Sequence[Fate], *, appended: bool) -> None:
 
 
 def everything() -> Iterator[tuple[Fate, ...]]:
-    """Every batch with every outcome, in every order."""
+    """Return every combination of outcomes of the batches."""
     return itertools.product((None, *FATES), repeat=BATCHES)
 
 
 def play_all(part: int, parts: int) -> int:
-    """One part of all cases; returns how many they were."""
+    """Run one part of all cases; return the number of cases."""
     chosen = itertools.islice(itertools.product(everything(), (False, True)), part, None, parts)
     number = 0
     for fates, appended in chosen:
@@ -90,7 +91,7 @@ def play_all(part: int, parts: int) -> int:
 
 
 def play_one(fates: Sequence[Fate], appended: bool) -> None:
-    """Run one case. Its failure names the case."""
+    """Run one case. A failure names the case."""
     try:
         play(lambda: five_in_flight(fates, appended=appended))
     except BaseException as error:
@@ -99,7 +100,7 @@ def play_one(fates: Sequence[Fate], appended: bool) -> None:
 
 
 def cases() -> Iterator[tuple[Fate, ...]]:
-    """Every subset of five with one kind of failure, then random mixtures."""
+    """Yield every subset of five with one kind of failure, then random mixtures."""
     for fate in FATES:
         yield from itertools.product((None, fate), repeat=BATCHES)
     rng = random.Random(2026)
@@ -136,7 +137,7 @@ async def one_in_flight(fates: Sequence[Fate], *, appended: bool) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_one_in_flight_without_idempotence_keeps_order(part: int) -> None:
-    """Doubles are allowed here, inversions and losses are not."""
+    """Duplicates are allowed here, but no inversions or losses."""
     rng = random.Random(part)
     for _ in range(60):
         some: tuple[Fate, ...] = (None, 6, 7, 20, "cut")
@@ -189,7 +190,7 @@ def test_random_storm_keeps_every_promise(seed: int) -> None:
 
 
 def unreliable(rng: random.Random) -> Callable[[faults.Request], faults.Reaction | None]:
-    """Brokers that lose, delay and cut a few answers."""
+    """Return a control that loses, delays and cuts a few responses."""
 
     def control(request: faults.Request) -> faults.Reaction | None:
         dice = rng.random()

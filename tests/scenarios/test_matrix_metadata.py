@@ -1,6 +1,6 @@
-"""Every error at Metadata and ApiVersions, once and permanently: what the caller sees, and how many
-requests it costs. A permanent one must be retried with backoff, one that ends must have no later
-effect."""
+"""Every error from Metadata and ApiVersions, once and permanently: the caller's result and the
+number of requests. A permanent error must be retried with backoff; a temporary one must have no
+later effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METADATA = 3
 API_VERSIONS = 18
 
 VERDICTS = {17, 29, 44}
-"""Topic errors that are raised to the caller at once: waiting heals none of them."""
+"""Topic errors that are raised to the caller at once, because waiting fixes none of them."""
 
 CODES = [
     *(-77, -1, 2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 19, 29, 31, 35, 37, 41, 44, 56, 58, 72, 74),
@@ -37,11 +37,11 @@ CODES = [
 MAX_BLOCK_S = 10.0
 
 MAX_AGE_S = 300.0
-"""For so long a topic counts as invalid after an answer said so, as in Java."""
+"""Seconds for which a topic counts as invalid after a response with that error, as in Java."""
 
 LASTING = 18
-"""Requests in ten seconds: pauses of 0.1, 0.2, 0.4, 0.8 and then 1 s, less a fifth of jitter, and
-one at once for a topic that is new."""
+"""Maximum number of requests in ten seconds: pauses of 0.1, 0.2, 0.4, 0.8 and then 1 s, minus a
+fifth of jitter, and one immediate request for a new topic."""
 
 
 def at_top(code: int) -> Callable[[MetadataResponse], MetadataResponse]:
@@ -55,12 +55,13 @@ def at_topic(code: int) -> Callable[[MetadataResponse], MetadataResponse]:
 
 
 def at_topic_with_partitions(code: int) -> Callable[[MetadataResponse], MetadataResponse]:
-    """Against the protocol: an error together with all data of a good response."""
+    """Return an error together with all data of a successful response, which the protocol
+    forbids."""
     return lambda body: replace(body, topics=[replace(t, error_code=code) for t in body.topics])
 
 
 def at_partition(code: int) -> Callable[[MetadataResponse], MetadataResponse]:
-    """The leader stands beside the error, as with REPLICA_NOT_AVAILABLE."""
+    """Return the leader together with the error, as with REPLICA_NOT_AVAILABLE."""
     return lambda body: replace(
         body,
         topics=[
@@ -102,7 +103,7 @@ SETTINGS: dict[str, Any] = {
 
 
 async def outcome(producer: Any) -> tuple[Any, float]:
-    """What a send ends with, and the seconds it takes."""
+    """Return the result of a send and the seconds it takes."""
     start = now()
     try:
         result = await producer.send("t", b"x", partition=0)
@@ -194,8 +195,8 @@ def test_refused_versions_meet_the_reconnect_backoff_and_heal(code: int, lasting
                 assert result.outcome is Outcome.NOT_SENT
                 with contextlib.suppress(KafkaError):
                     await asyncio.sleep(max(0.0, 10.0 - took))
-                # Three bootstrap addresses: 5 dials each in the first second, then one a second,
-                # and at most three requests for each.
+                # Three bootstrap addresses: 5 connection attempts each in the first second, then
+                # one per second, and at most three requests for each.
                 dials = len(cluster.network.dials)
                 assert dials <= 3 * 18
                 assert cluster.count(API_VERSIONS) <= (3 if code == 35 else 1) * dials

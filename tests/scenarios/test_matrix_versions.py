@@ -1,5 +1,5 @@
-"""Every version of Produce with every version of Metadata, acks and codecs: what is stored is what
-was sent."""
+"""Every version of Produce with every version of Metadata, acks and codecs: the stored records are
+the sent records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def only_version(cluster: FakeCluster, broker_id: int | None = None, **versions:
 
 
 async def round_trip(producer: Producer[Any, Any], cluster: FakeCluster, **options: Any) -> Any:
-    """Records with everything a record can have; compared field by field."""
+    """Send records with every feature of a record, and compare them field by field."""
     records: list[dict[str, Any]] = [
         {"value": b"plain"},
         {"value": None, "key": b"tombstone"},
@@ -77,8 +77,8 @@ def test_versions_of_produce_and_metadata_in_any_pair(produce: int, metadata: in
             only_version(cluster, metadata=metadata)
             only_version(cluster, produce=produce, metadata=metadata)
             if produce >= TOPIC_ID_VERSION and metadata < TOPIC_IDS_IN_METADATA:
-                # Topic ids are required and no broker returns any. No such broker exists, but it
-                # must not hang.
+                # Topic ids are required and no broker returns any. No such broker exists, but the
+                # client must not hang.
                 with pytest.raises(KafkaError) as info:
                     await producer.send("t", b"v", timeout=5)
                 assert info.value.outcome is Outcome.NOT_SENT
@@ -137,7 +137,7 @@ async def round_trip_later(
 
 @pytest.mark.parametrize("profile", ["1.0", "2.1", "2.8", "3.9", "4.0"])
 def test_metadata_from_an_old_broker_and_produce_to_a_new_one(profile: str) -> None:
-    """In the middle of an upgrade topic ids may be missing although Produce 13 is available."""
+    """During an upgrade topic ids may be missing although Produce 13 is available."""
 
     async def main() -> None:
         async with harness(partitions=3, bootstrap_servers="broker1:9092") as (cluster, _, history):

@@ -1,4 +1,4 @@
-"""Callers that wait until a broker's share of the memory is free, and partitions that change their
+"""Calls that wait until a broker's share of the memory is free, and partitions that change their
 leader."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tests.scenarios.scenario_helpers import harness, now, play, until
 
 
 def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> None:
-    """The caller is served before callers that came later."""
+    """The call completes before later calls."""
 
     async def main() -> None:
         options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384}
@@ -54,7 +54,7 @@ def test_caller_in_a_brokers_line_follows_its_partition_to_the_new_leader() -> N
 
 
 def test_caller_waiting_for_a_topic_that_vanished_waits_for_its_metadata() -> None:
-    """Not for the share of a broker that no longer leads any of its partitions."""
+    """It must not wait for the share of a broker that no longer leads any of its partitions."""
 
     async def main() -> None:
         options: dict[str, Any] = {"linger_ms": 0, "buffer_memory": 1_000_000, "batch_size": 16384,

@@ -1,4 +1,4 @@
-"""`producer.metrics()` against what the brokers have seen and the results of the calls."""
+"""`producer.metrics()` compared with what the brokers received and the results of the calls."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_transactional_calls_are_measured(
 
 
 def test_loop_lag_shows_a_blocked_loop() -> None:
-    """On a real loop, since nothing blocks a virtual one."""
+    """This uses a real loop, because nothing blocks a virtual one."""
 
     async def main() -> None:
         cluster = FakeCluster(1)

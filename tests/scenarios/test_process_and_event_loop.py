@@ -1,4 +1,5 @@
-"""Faults F67 to F77: process, runtime, asyncio. F77's interpreter cases are in test_f77_process."""
+"""Faults F67 to F77: process, runtime, asyncio. The interpreter cases of F77 are in
+`test_interpreter_shutdown`."""
 
 from __future__ import annotations
 
@@ -359,7 +360,7 @@ def test_f69_all_tasks_cancelled_never_hangs() -> None:
 
 
 class FailingRandom(random.Random):
-    """Raises once armed."""
+    """Raises if it is armed."""
 
     armed = False
 
@@ -467,7 +468,7 @@ def test_f70_broken_wall_clock_fails_the_call_and_never_hangs() -> None:
 
 
 class BrokenObserver:
-    """Every hook raises."""
+    """An observer whose every hook raises."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
@@ -536,7 +537,8 @@ def test_f71_callback_that_raises_does_not_stop_the_others() -> None:
         metadata = await producer.send("t", b"next", partition=0)
         assert metadata.offset == 10
         await producer.close(5)
-        # A callback's error goes to the loop's handler, as with any asyncio future, or to the log.
+        # The exception of a callback goes to the loop's handler, as for any asyncio future, or to
+        # the log.
         loop = clock()
         assert all("callback" in str(context.get("exception")) for context in loop.unhandled)
         loop.unhandled.clear()

@@ -1,4 +1,4 @@
-"""Faults F16 to F35: errors in Produce answers, and the sequence numbers of idempotence."""
+"""Faults F16 to F35: errors in Produce responses, and the sequence numbers of idempotence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAIN: dict[str, Any] = {"enable_idempotence": False}
 
 
 def epochs(cluster: FakeCluster, partition: int = 0) -> list[tuple[int, int]]:
-    """(producer id, epoch) of the stored records, in log order, without repeats."""
+    """Return (producer id, epoch) of the stored records, in log order, without repetitions."""
     found = []
     for record in cluster.log("t", partition):
         if (record.producer_id, record.epoch) not in found:
@@ -41,7 +41,7 @@ def epochs(cluster: FakeCluster, partition: int = 0) -> list[tuple[int, int]]:
 
 
 def sequences_are_whole(cluster: FakeCluster, partition: int = 0) -> bool:
-    """Within each (producer id, epoch) sequences run from 0 without a gap."""
+    """Return True if the sequences of each (producer id, epoch) start at 0 and have no gap."""
     runs: dict[tuple[int, int], list[int]] = {}
     for record in cluster.log("t", partition):
         run = runs.setdefault((record.producer_id, record.epoch), [])
@@ -192,7 +192,7 @@ async def test_f20_not_enough_replicas_is_retried_without_metadata(
     attempt = await history.send()
     history.all_acked()
     assert cluster.count(3) == asked
-    # Backoff 100, 200, 400, 800 ms, each give or take a fifth.
+    # Backoff of 100, 200, 400 and 800 ms, each with a jitter of a fifth.
     assert 1.2 <= attempt.settled_at - attempt.started_at <= 1.9
 
 
@@ -347,7 +347,7 @@ async def test_f26_definite_errors_fail_the_record_not_the_producer(
 async def replaced(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History, **options: Any
 ) -> Producer[Any, Any]:
-    """Another producer for the same history."""
+    """Create another producer for the same history."""
     from tests.scenarios.scenario_helpers import make_producer
 
     await producer.close()
@@ -376,7 +376,8 @@ async def test_f26_unknown_codes_end_unknown_and_the_producer_lives(
 async def test_f26_failed_batch_does_not_drag_those_behind_it(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Five batches in flight, the first is refused permanently: the others are renumbered."""
+    """Five batches are in flight, and the first is refused permanently: the others are
+    renumbered."""
     await history.send()
     cluster.fail_produce(TP, Code.POLICY_VIOLATION)
     cluster.control(0, faults.delay(0.05))
@@ -610,7 +611,7 @@ async def test_f32_gap_in_one_partition_leaves_the_other_whole(
 async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """An unclean election lost a tail: the broker expects an older sequence."""
+    """An unclean election lost the end of the log: the broker expects an older sequence."""
     await history.submit_many(5)
     await history.settle()
     before = len(history.attempts)
@@ -627,8 +628,9 @@ async def test_f32_records_lost_by_the_log_do_not_stop_the_producer(
 async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The schema does not allow null for the list. A client that refuses the response never learns
-    of the gap, and every batch of the partition meets it again until its delivery timeout."""
+    """The schema does not allow null for the list. A client that rejects the response never learns
+    of the gap, and every batch of the partition gets the same response until its delivery timeout.
+    """
 
     def null_record_errors(request: faults.Request, message: Any) -> Any:
         if request.api_key != 0:
@@ -663,7 +665,7 @@ async def test_f32_gap_reported_with_a_null_list_of_record_errors_is_healed(
 async def test_f32_gap_behind_a_record_in_doubt_is_not_stored_twice(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Copies of both records wait in a connection that was given up. The first record ends with
+    """Copies of both records are delayed on an abandoned connection. The first record ends with
     outcome UNKNOWN, and the second one is out of order. If the second one were renumbered, it would
     be stored twice when the old copies arrive."""
     await history.send()
@@ -727,8 +729,8 @@ async def test_f34_producer_forgotten_by_retention_goes_on(
 async def test_f34_first_record_after_a_long_pause_is_sent_alone(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The broker has forgotten the producer (producer.id.expiration.ms), and accepts any first
-    sequence: if the first batch is refused, the next one must not be in flight."""
+    """The broker has dropped the producer's state (producer.id.expiration.ms), and accepts any
+    first sequence: if the first batch is refused, the next one must not be in flight."""
     await history.send()
     await history.submit_many(24, every=200, partitions=[1])  # keeps the topic in use
     cluster.forget_producers("t", 0)
@@ -743,8 +745,8 @@ async def test_f34_first_record_after_a_long_pause_is_sent_alone(
 async def test_f34_producer_forgotten_again_while_renumbered_batches_wait(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The second of two renumbered batches meets a broker that has lost the producer's state once
-    more."""
+    """The second of two renumbered batches reaches a broker that has lost the producer's state
+    again."""
     await history.send()
     cluster.retain("t", 0)
     cluster.control(0, faults.delay(0.1))
@@ -790,8 +792,8 @@ async def test_f36_batches_behind_one_given_up_in_doubt_are_delivered_under_the_
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
     """The batches in flight get sequences 0 to 2 of a new producer id. The first is given up and
-    may be in the log, so that the second keeps sequence 1; the broker does not know the id, refuses
-    sequence 1, and both are numbered again."""
+    may be in the log, so the second keeps sequence 1. The broker has no state for the id and
+    refuses sequence 1, and both are renumbered."""
     await history.send()
     cluster.fail_produce(TP, Code.INVALID_PRODUCER_EPOCH)
     cluster.control(0, faults.delay(0.1), times=3)

@@ -1,9 +1,9 @@
-"""Random metadata answers: missing and made-up epochs, topics, partitions, brokers and names,
+"""Random Metadata responses: missing and invented epochs, topics, partitions, brokers and names,
 brokers that contradict each other, damaged frames.
 
-Two rules hold for every seed. While the answers are strange, requests meet their backoff. Once the
-world is healed, a send to every partition succeeds within ten seconds. `AIOKPROD_METADATA_SEEDS`
-plays more seeds than the default; a failing one is named and can be played alone:
+Two rules hold for every seed. While the responses are wrong, requests obey their backoff. After all
+faults have ended, a send to every partition succeeds within ten seconds. `AIOKPROD_METADATA_SEEDS`
+runs more seeds than the default; a failing seed is named and can be run alone:
 
     python -m tests.scenarios.test_random_metadata SEED
 """
@@ -47,37 +47,39 @@ STRANGE_S = 15.0
 HEALED_WITHIN_S = 10.0
 
 METADATA_PER_S = 21
-"""`LEAST_PAUSE_S` bounds all requests to 20 a second, whatever the answers say; new topics ask
-once at once."""
+"""`LEAST_PAUSE_S` limits all requests to 20 per second, whatever the responses contain; each new
+topic adds one immediate request."""
 
 DIALS_PER_S = 35
-"""Six addresses (three brokers, three bootstrap ids), five dials each in the first second."""
+"""Six addresses (three brokers, three bootstrap ids), with five connection attempts each in the
+first second."""
 
 PRODUCE_PER_S = 20 * PARTITIONS
-"""The load sends one record every 0.1 s to each partition; batches are tried again after pauses of
-0.1, 0.2, 0.4, 0.8 s, and at once for a leader with a newer epoch."""
+"""The load sends one record every 0.1 s to each partition. Batches are retried after pauses of 0.1,
+0.2, 0.4 and 0.8 s, and at once for a leader with a newer epoch."""
 
 CODES = [-77, -1, 2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 29, 41, 44, 56, 72, 100, 103, 129, 9999]
-"""INVALID_TOPIC_EXCEPTION is missing: it counts until the metadata expire (300 s), as in Java."""
+"""INVALID_TOPIC_EXCEPTION is missing: it stays valid until the metadata expires (300 s), as in
+Java."""
 
 SEEDS = int(os.environ.get("AIOKPROD_METADATA_SEEDS", "40"))
 CHUNK = 10
 
 _AFTER_THROTTLE = 13
-"""Length, correlation id, tagged fields of the header and throttle time of a Metadata answer."""
+"""Length, correlation id, tagged header fields and throttle time of a Metadata response."""
 
 Topics = list[MetadataResponseTopic]
 
 
 @dataclass
 class Liar:
-    """How one broker changes its responses.
+    """Changes the responses of one broker.
 
     Attributes:
-        often: share of its answers that are strange.
-        tricks: what may be done to one, two at a time at most.
-        lags_by: its first answers by topic, for the trick of the same name.
-        scrambled: it has changed bytes, which may have made a topic id.
+        often: share of the responses that are changed.
+        tricks: possible changes of a response, at most two at a time.
+        lags_by: the broker's first responses by topic, for the trick `old_answer`.
+        scrambled: bytes were changed, which may have produced a topic id.
     """
 
     rng: random.Random
@@ -88,8 +90,8 @@ class Liar:
 
     @property
     def forges_ids(self) -> bool:
-        """A changed topic id means another topic, whose sequences restart: records may be stored
-        twice, or out of order."""
+        """True if topic ids may be changed. A changed id means another topic, whose sequences
+        restart: records may be stored twice or out of order."""
         return self.scrambled or other_topic_id in self.tricks
 
     def react(self, request: Any) -> Reaction | None:
@@ -107,8 +109,8 @@ class Liar:
         return Reaction(edit=self._change)
 
     def _scramble(self, frame: bytes) -> bytes:
-        """Nulls and lengths where they do not belong. The throttle time in front is left alone: one
-        of weeks is obeyed, whatever heals."""
+        """Insert invalid nulls and lengths. The throttle time before them is unchanged: the client
+        would obey one of weeks even after all faults have ended."""
         self.scrambled = True
         changed = bytearray(frame)
         for _ in range(3):
@@ -125,7 +127,7 @@ class Liar:
 def partitions(
     function: Callable[[Liar, MetadataResponsePartition], MetadataResponsePartition],
 ) -> Callable[[Liar, MetadataResponse], MetadataResponse]:
-    """A trick that changes some partitions."""
+    """Return a trick that changes some partitions."""
 
     def trick(liar: Liar, body: MetadataResponse) -> MetadataResponse:
         share = liar.rng.choice((0.4, 1.0))
@@ -149,7 +151,7 @@ def partitions(
 def topics(
     function: Callable[[Liar, MetadataResponseTopic], MetadataResponseTopic],
 ) -> Callable[[Liar, MetadataResponse], MetadataResponse]:
-    """A trick that changes every topic."""
+    """Return a trick that changes every topic."""
 
     def trick(liar: Liar, body: MetadataResponse) -> MetadataResponse:
         return replace(body, topics=[function(liar, t) for t in body.topics])
@@ -262,7 +264,7 @@ def topics_twice(liar: Liar, body: MetadataResponse) -> MetadataResponse:
 
 
 def old_answer(liar: Liar, body: MetadataResponse) -> MetadataResponse:
-    """Always the first response."""
+    """Always return the first response."""
     kept = [liar.lags_by.setdefault(t.name or "", [t])[0] for t in body.topics]
     return replace(body, topics=kept)
 
@@ -330,7 +332,7 @@ async def world_of(seed: int) -> None:
     cluster = FakeCluster(3, network=MemoryNetwork(), version_profile=profile)
     cluster.create_topic("t", PARTITIONS)
     cluster.network.hang("hole", 9092)
-    # Temperaments differ from broker to broker: one may be honest, or all may be strange.
+    # Temperaments differ from broker to broker: one may be honest, or all may lie.
     liars = {
         broker: Liar(
             random.Random(rng.random()),
@@ -371,7 +373,7 @@ async def world_of(seed: int) -> None:
                 cluster.start(broker.broker_id)
         cluster.script.clear()
         healed = now()
-        await asyncio.sleep(0.3)  # what is on its way, and the elections of brokers just started
+        await asyncio.sleep(0.3)  # responses in flight, and the elections of restarted brokers
         _outgrow_lies(cluster, producer)
         sends = [asyncio.ensure_future(_sent(history, p)) for p in range(PARTITIONS)]
         done, _ = await asyncio.wait(sends, timeout=HEALED_WITHIN_S)
@@ -390,8 +392,9 @@ async def world_of(seed: int) -> None:
 
 
 def _outgrow_lies(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-    """A leader epoch from the future is kept until the true one has reached it, as in Java: while
-    the topic id stays the same, lower epochs come from brokers that are behind."""
+    """Raise the leader epochs to those in the client's metadata. Like Java, the client keeps an
+    invented higher epoch until the true one reaches it: with the same topic id, a lower epoch is
+    outdated."""
     assert producer._lifecycle.runtime is not None
     told = runtime_of(producer).metadata.snapshot
     for partition in cluster.topics["t"].partitions:
@@ -400,7 +403,7 @@ def _outgrow_lies(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
 
 
 async def _sent(history: History, partition: int) -> None:
-    """One record is acknowledged, by as many calls as it takes."""
+    """Repeat the call until one record is acknowledged."""
     for _ in range(200):
         if (await history.send("t", partition)).acked:
             return

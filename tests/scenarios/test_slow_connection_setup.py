@@ -54,7 +54,7 @@ async def test_setup_timeout_grows_until_a_slow_handshake_fits(
 async def test_throttle_beyond_minutes_is_waited_out(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The throttle time by the broker's formula for 1 MB under a quota of 1 KiB/s."""
+    """The throttle time follows the broker's formula for 1 MB under a quota of 1 KiB/s."""
     await history.send()
     cluster.throttle(966_851)
     await history.send()
@@ -87,8 +87,8 @@ async def test_hostile_throttle_ends_records_by_their_deadline(
 
 @pytest.mark.parametrize(("count", "first_second"), [(1, 6), (3, 18), (50, 20)])
 def test_dead_bootstrap_addresses_are_not_stormed(count: int, first_second: int) -> None:
-    """A live address among a few is found at once; a long list of dead ones is tried with the
-    metadata backoff."""
+    """A live address among a few is found at once; the addresses of a long dead list are tried with
+    the metadata backoff."""
     servers = ",".join(f"dead{number}:9092" for number in range(count))
 
     @scenario(bootstrap_servers=servers, max_block_ms=30_000)
@@ -128,7 +128,8 @@ class SlowSasl:
 
 @pytest.mark.parametrize("versions_s", [0.0, 3.0])
 def test_slow_authentication_is_waited_for_longer_each_time(versions_s: float) -> None:
-    """1.5 s for SASL with a setup timeout of 1 s; the versions exchange is not counted in."""
+    """SASL takes 1.5 s with a setup timeout of 1 s; the time of the ApiVersions exchange does not
+    count."""
 
     async def main() -> None:
         slow = SlowSasl(1.5)

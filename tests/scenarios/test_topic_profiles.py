@@ -1,4 +1,4 @@
-"""Topics with different profiles in one producer: what is on the wire, and when."""
+"""Topics with different profiles in one producer: what is sent, and when."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_level_of_the_profile_is_used() -> None:
     async def main(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         await producer.start()
         compressor = runtime_of(producer).accumulator._compressor
-        for _ in range(200):  # the estimate improves by steps
+        for _ in range(200):  # the estimate improves in steps
             await producer.send("logs.app", text)
         ratios.append(compressor.ratio("logs.app"))
 
@@ -144,7 +144,7 @@ def test_topics_leave_after_their_own_linger() -> None:
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_busy_topic_does_not_make_the_batches_of_another_one_small(adaptive: bool) -> None:
-    """A steady stream of orders, 2 ms apart; the logs of 50 ms go together."""
+    """Orders arrive continuously, 2 ms apart; the logs of 50 ms are sent together."""
 
     async def main(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         await producer.warm(TOPICS)
@@ -212,7 +212,7 @@ def test_batch_that_waits_for_a_long_linger_is_healthy() -> None:
         assert health.ok
         assert health.oldest_record_age_s == pytest.approx(50.0)
         cluster.pause(1)
-        await producer.submit("plain", b"x")  # its linger is over long before that of the first
+        await producer.submit("plain", b"x")  # its linger ends long before that of the first
         await asyncio.sleep(4)
         assert producer.health().ok
         await asyncio.sleep(2)
@@ -242,7 +242,7 @@ def test_each_topic_expires_after_its_own_delivery_timeout() -> None:
 
 
 def test_codec_that_old_brokers_lack_fails_only_its_own_topic() -> None:
-    """zstd came with Produce v7 (KIP-110)."""
+    """zstd requires Produce v7 (KIP-110)."""
 
     async def main(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         await producer.warm(TOPICS)

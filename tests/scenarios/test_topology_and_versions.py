@@ -31,7 +31,8 @@ TP = ("t", 0)
 
 
 def edit_topics(change: Callable[[Any], Any], *, only: str | None = None) -> faults.Reaction:
-    """An edit of Metadata answers: `change` gets each topic (of that name) and returns it."""
+    """Return an edit of Metadata responses: `change` gets each topic (of that name) and returns
+    it."""
 
     def edited(message: Any) -> Message:
         topics = [t if only not in (None, t.name) else change(t) for t in message.topics]
@@ -117,8 +118,8 @@ async def test_f52_topic_recreated_under_load_no_record_is_doubled(
 async def test_f52_topic_recreated_behind_a_retry_that_names_the_topic_keeps_the_order(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History, created_at: int
 ) -> None:
-    """The new topic accepts any first sequence, so nothing may be in flight behind a retry: it
-    would be stored before it."""
+    """The new topic accepts any first sequence, so no batch may be in flight after a retry: it
+    would be stored before the retry."""
     await history.send()
     cluster.delete_topic("t")
     produced = 0
@@ -140,8 +141,7 @@ async def test_f52_topic_recreated_behind_a_retry_that_names_the_topic_keeps_the
 async def test_f52_late_leader_hint_of_the_deleted_topic_is_not_followed(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The hint names a leader epoch that the new topic, whose epochs begin again, does not
-    reach."""
+    """The hint contains a leader epoch that the new topic, whose epochs restart, does not reach."""
     await history.submit_many(4, partitions=(0, 1))
     await history.settle()
     old_leader = cluster.topics["t"].partitions[0].leader
@@ -261,8 +261,8 @@ async def test_f56_older_leader_epoch_does_not_win(
 async def test_f56_old_leader_without_epoch_costs_one_attempt_at_a_time(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """Epoch -1 means unknown, so every such response leads back to the old leader, which names the
-    new one."""
+    """Epoch -1 means unknown, so every such response leads back to the old leader, whose hint names
+    the new one."""
     for broker in (2, 3, 1, 2):
         cluster.move_leader("t", 0, broker)
     await history.send()
@@ -301,8 +301,8 @@ async def test_f58_changed_cluster_id_is_logged_and_nothing_breaks(
 
 
 def reinstall(cluster: FakeCluster, cluster_id: str) -> None:
-    """Let all brokers lose their disks. The result is a new cluster at the same addresses, which
-    assigns producer ids from the beginning again."""
+    """Replace the cluster by a new one at the same addresses, as if all brokers had lost their
+    disks. It allocates producer ids from the beginning again."""
     for broker_id in cluster.brokers:
         cluster.kill(broker_id)
     cluster.delete_topic("t")
@@ -318,9 +318,9 @@ def reinstall(cluster: FakeCluster, cluster_id: str) -> None:
 async def test_f58_producer_id_of_another_cluster_is_not_used_any_more(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History, same_cluster_id: bool
 ) -> None:
-    """The new cluster gives the same id to another producer: what one of the two sends would be
-    taken for a duplicate of what the other has sent, acknowledged and not stored. Container images
-    of Kafka often have a fixed cluster id."""
+    """The new cluster allocates the same id to another producer: the broker would treat a batch of
+    one of them as a duplicate of the other's, and acknowledge it without storing it. Container
+    images of Kafka often have a fixed cluster id."""
     await history.send()
     reinstall(cluster, cluster.cluster_id if same_cluster_id else "another-cluster-00000")
     async with make_producer(cluster, seed=2) as other:

@@ -16,7 +16,7 @@ from tests.scenarios.scenario_helpers import make_producer, play
 
 
 class Everything(Observer):
-    """Fits every role. Notes its calls."""
+    """Implements every role, and records its calls."""
 
     def __init__(self, name: str = "all", fails: str = "") -> None:
         self.name, self.fails = name, fails
@@ -87,7 +87,7 @@ def test_object_in_all_roles_is_configured_and_closed_once() -> None:
 
 
 def test_callable_object_in_the_role_of_a_partitioner_is_closed_too() -> None:
-    """The producer wraps such an object in another one."""
+    """The producer wraps such an object."""
 
     class Callable(Everything):
         partition = None  # type: ignore[assignment]
@@ -160,7 +160,7 @@ def test_close_while_starting_closes_plugins_once_and_the_start_ends() -> None:
         cluster = FakeCluster(1)
         one = Everything()
         producer = make_producer(cluster, observer=one, transactional_id="x")
-        cluster.pause(1)  # no coordinator: the start waits
+        cluster.pause(1)  # no coordinator: the start has to wait
         starting = asyncio.create_task(producer.start())
         await asyncio.sleep(0.5)
         assert not starting.done()

@@ -1,9 +1,9 @@
-"""`python -m tests.simulation --seeds 0-2000 --jobs 2`: runs many seeds and prints their totals.
+"""`python -m tests.simulation --seeds 0-2000 --jobs 2`: runs many seeds and prints the totals.
 
-Ends with 1 if a seed broke a promise, if the judge had to be mild too often, or if too few seeds
-had a rare fault. `--seeds N` alone
-runs that one again. Seeds are run in slices, with a line for each; `--journal` keeps them in a
-file, and the same command continues after the last whole slice if it was stopped.
+The exit status is 1 if a seed broke a promise, if too many seeds needed an exemption, or if too few
+seeds had a rare fault. `--seeds N` runs a single seed again. Seeds are run in slices, and each
+slice prints a line. `--journal` stores the slices in a file; after an interruption, the same
+command continues after the last complete slice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.simulation.seeds import RARE_FAULTS, plan_of
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the seeds that the command line selects."""
     parser = argparse.ArgumentParser(description="seeded simulation of producer and cluster")
     parser.add_argument("--seeds", type=parsed, default=range(2_000), help="a-b, b excluded")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def run_slice(seeds: Iterable[int], jobs: int) -> Totals:
-    """Run some seeds; those that break a promise are shown at once."""
+    """Run some seeds and print failures at once."""
     totals = Totals()
     for seed, found in outcomes(seeds, jobs):
         totals.add(seed, found)
@@ -70,7 +70,7 @@ def run_slice(seeds: Iterable[int], jobs: int) -> Totals:
 
 
 def show_slice(seeds: range, totals: Totals, seconds: float, *, again: bool) -> None:
-    """One line."""
+    """Print one line about a slice."""
     mild = " ".join(f"{name.replace(' ', '-')}={totals.mild_seeds[name]}" for name in EXEMPTIONS)
     print(
         f"slice {seeds.start}-{seeds.stop}: {len(totals.broken)} violations "
@@ -81,7 +81,7 @@ def show_slice(seeds: range, totals: Totals, seconds: float, *, again: bool) -> 
 
 
 def show(totals: Totals, seconds: float, jobs: int) -> None:
-    """The figures, for people."""
+    """Print the totals."""
     rate = totals.seeds / max(seconds, 1e-9)
     print(
         f"{totals.seeds} seeds in {seconds:.1f} s with {jobs} jobs: {rate:.1f} seeds/s, "

@@ -1,8 +1,9 @@
-"""Broker temperaments: permanent behaviour of brokers of some version or vendor, drawn per seed.
+"""Broker temperaments: permanent behaviour of brokers of a certain version or vendor.
 
-A fault happens at an instant; a temperament lasts for the whole run. Each method of
-`Temperaments` is one of them, and its docstring says who behaves so and why it is legal. Those that
-would prevent recovery end with `calm`; the others stay after everything has been healed.
+A fault happens at an instant; a temperament lasts for the whole run. Temperaments are drawn per
+seed. Each method of `Temperaments` is one of them; its docstring says which brokers behave this way
+and why it is legal. `calm` ends the temperaments that would prevent recovery; the others continue
+after all faults have ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.simulation.seeds import (
 )
 
 HINTS_FROM = 10
-"""First Produce version whose answers name leaders."""
+"""First Produce version whose responses contain leader hints."""
 UNKNOWN_TOPIC_IN_PURGATORY_BELOW = 9
 """Brokers that serve this Produce version (2.6 and later) answer NOT_LEADER_OR_FOLLOWER instead."""
 
@@ -43,22 +44,23 @@ AFTER_APPEND = {
     56: "`DelayedProduce.tryComplete`: the log directory went offline; `UnifiedLog.append`: flush",
     500: "a code that this client does not know",
 }
-"""Codes that brokers may answer although they have appended the batch, and where."""
+"""Error codes that brokers may return although they have appended the batch, with the Java method
+that returns them."""
 AFTER_APPEND_WAITING = {
     6: "`DelayedProduce.tryComplete`: the partition has another leader by now",
     7: "`DelayedProduce.onExpiration`: the replicas did not follow in time",
     20: "`Partition.checkEnoughReplicasReachOffset`: too few replicas in sync by now",
 }
-"""More of them with acks=all, where the answer waits in the purgatory for the replicas."""
+"""Additional codes with acks=all, where the response waits in the purgatory for the replicas."""
 
 
 class Temperaments:
     """The behaviour of the brokers of one seed.
 
     Attributes:
-        legality: of each temperament, its docstring.
-        throttle_ms: in every answer, or 0 if not throttled.
-        handshake_s: seconds until a connection is up, at most, after a failed attempt.
+        legality: docstring of each temperament.
+        throttle_ms: throttle time of every response, or 0 if not throttled.
+        handshake_s: maximum seconds until a connection is established, after a failed attempt.
     """
 
     def __init__(self, plan: Plan, cluster: FakeCluster) -> None:
@@ -81,8 +83,8 @@ class Temperaments:
         self._removers.clear()
 
     def shape(self, broker: FakeBroker) -> None:
-        """Limit the API versions that a broker offers; called again when it returns as another
-        version."""
+        """Limit the API versions that a broker offers. Called again when the broker restarts with
+        another version."""
         caps = self._caps.get(broker)
         if caps:
             ranges = {
@@ -109,8 +111,8 @@ class Temperaments:
     # -- metadata -------------------------------------------------------------------------------
 
     def leaderless_without_code(self) -> None:
-        """A partition without a leader carries no error code. Kafka answers LEADER_NOT_AVAILABLE,
-        but the schema gives leader_id -1 that meaning alone, and gateways answer so."""
+        """A partition without a leader carries no error code. Kafka returns LEADER_NOT_AVAILABLE,
+        but by the schema leader_id -1 is sufficient, and gateways respond this way."""
 
         def change(request: Request, message: Any) -> Any:
             def one(partition: Any) -> Any:
@@ -123,8 +125,8 @@ class Temperaments:
         self._filter(METADATA, change)
 
     def epochs_missing(self) -> None:
-        """Leader epoch -1, at all brokers or at some. "Not known" by the schema's default;
-        gateways and Kafka 2.1 to 2.3 during an upgrade of the inter-broker protocol."""
+        """All or some brokers return leader epoch -1, the schema's default for "unknown". Gateways
+        do this, and Kafka 2.1 to 2.3 during an upgrade of the inter-broker protocol."""
         brokers = self._some_brokers()
         silent = len(brokers) == len(self.cluster.brokers)
 
@@ -138,7 +140,8 @@ class Temperaments:
             self._filter(PRODUCE, _without_hints)
 
     def epochs_zero(self) -> None:
-        """Leader epoch 0 forever: gateways whose partitions have no replicas to elect from."""
+        """The leader epoch is always 0: gateways whose partitions have no replicas to elect
+        from."""
         self._filter(
             METADATA,
             lambda request, message: _each_partition(
@@ -148,8 +151,9 @@ class Temperaments:
         self._filter(PRODUCE, _without_hints)
 
     def no_topic_ids(self) -> None:
-        """Topic ids are zero, so that a topic created again looks like the old one with epochs that
-        begin again: Kafka before 2.8 (Metadata below v10), and gateways at any version."""
+        """Topic ids are zero, so a recreated topic looks like the old topic with epochs that
+        restart. Kafka before 2.8 (Metadata below v10) behaves this way, and gateways do at any
+        version."""
 
         def change(request: Request, message: Any) -> Any:
             topics = [dataclasses.replace(topic, topic_id=bytes(16)) for topic in message.topics]
@@ -159,8 +163,8 @@ class Temperaments:
         self._filter(PRODUCE, _without_hints)
 
     def differing_metadata(self) -> None:
-        """What brokers say of the cluster itself differs: one knows no controller, another no
-        cluster id, a third names hosts without racks. Each answers from a separate cache."""
+        """Brokers return different cluster metadata: one without a controller, another without a
+        cluster id, a third with hosts without racks. Each broker responds from its own cache."""
         brokers = list(self.cluster.brokers.values())
         strangers = {one: self.rng.randrange(3) for one in brokers if self.rng.random() < 0.6}
 
@@ -177,8 +181,8 @@ class Temperaments:
         self._filter(METADATA, change)
 
     def null_in_errors(self) -> None:
-        """Null where the schema allows none, or nothing where it wants something, in answers that
-        carry an error: brokers of other makers fill in an error and leave the rest as it was."""
+        """Error responses contain null where the schema forbids it, or nothing where it requires a
+        value. Brokers of other vendors set the error code and leave the other fields unset."""
         value = self.rng.choice((None, ()))
 
         def metadata(request: Request, message: Any) -> Any:
@@ -202,8 +206,9 @@ class Temperaments:
     # -- codes ----------------------------------------------------------------------------------
 
     def errors_after_append(self) -> None:
-        """An answer names an error although the batch was appended; `AFTER_APPEND` says who
-        answers which code so. Now and then, or to nearly every batch, as a broken disk would."""
+        """A response carries an error although the batch was appended; `AFTER_APPEND` lists which
+        code comes from where. This happens occasionally, or to nearly every batch, as with a broken
+        disk."""
         rate = self.rng.choice((0.1, 0.5, 0.95))
         favourite = self.rng.random()
 
@@ -212,7 +217,7 @@ class Temperaments:
             if request.body.acks == -1:
                 codes += AFTER_APPEND_WAITING
                 if _is_before_2_6(request.connection.broker.profile):
-                    # The partition was moved away from the broker while the answer waited.
+                    # The partition was moved away from the broker while the response was delayed.
                     codes.append(3)
             if self.rng.random() < 0.1:
                 self.rng.shuffle(codes)
@@ -229,8 +234,9 @@ class Temperaments:
         self._filter(PRODUCE, change)
 
     def unknown_codes(self) -> None:
-        """Error codes that this client has never heard of, in answers of any API: newer brokers,
-        and other makers' (the protocol asks clients to treat them as UNKNOWN_SERVER_ERROR)."""
+        """Responses of any API contain error codes that this client does not define. Newer brokers
+        and other vendors return them; the protocol requires clients to treat them as
+        UNKNOWN_SERVER_ERROR."""
 
         def code() -> int:
             if self._is_calm or self.rng.random() > 0.1:
@@ -267,9 +273,9 @@ class Temperaments:
 
     def producer_ids_unavailable(self) -> None:
         """Several requests in a row get a retriable error before one gets a producer id. Kafka's
-        `RPCProducerIdManager` answers COORDINATOR_LOAD_IN_PROGRESS while its block of ids is used
-        up and the controller has not given it another one; gateways that pass the request on to a
-        coordinator answer COORDINATOR_NOT_AVAILABLE and NOT_COORDINATOR."""
+        `RPCProducerIdManager` returns COORDINATOR_LOAD_IN_PROGRESS while its block of ids is used
+        up and the controller has not allocated another one. Gateways that forward the request to a
+        coordinator return COORDINATOR_NOT_AVAILABLE and NOT_COORDINATOR."""
         rng = random.Random(self.plan.seed * 73 + 19)
         refusals = rng.choice((2, 4, 8))
         codes = rng.choice(((14,), (14,), (14, 15, 16)))
@@ -293,9 +299,9 @@ class Temperaments:
         self.cluster.throttle(self.throttle_ms)
 
     def slower_than_timeouts(self) -> None:
-        """A broker answers after twice the client's timeout, all requests or Metadata only: an
-        overloaded broker, or a disk that hangs. Requests are processed at once; the response is
-        late."""
+        """A broker responds after twice the client's timeout, to all requests or to Metadata only:
+        an overloaded broker, or a disk that hangs. Requests are processed at once; only the
+        response is late."""
         broker = self.rng.choice(list(self.cluster.brokers.values()))
         api_key = self.rng.choice((None, METADATA, PRODUCE))
         late_s = 2 * self.plan.options["request_timeout_ms"] / 1000
@@ -308,8 +314,8 @@ class Temperaments:
         self._removers.append(self.cluster.control(api_key, react))
 
     def slow_handshakes(self) -> None:
-        """ApiVersions are answered late, always: a broker far away or behind a busy proxy, which
-        takes longer than the first attempt to connect may (`seeds.plan_of` sets that limit)."""
+        """ApiVersions responses are always late: the broker is far away or behind a busy proxy.
+        They take longer than the first connection attempt may (`seeds.plan_of` sets that limit)."""
         self.handshake_s = 1.5
 
         def react(request: Request) -> faults.Reaction | None:
@@ -320,8 +326,8 @@ class Temperaments:
     # -- versions -------------------------------------------------------------------------------
 
     def capped_versions(self) -> None:
-        """ApiVersions lack APIs or cap them one by one, at all brokers or at some: proxies and
-        gateways serve what they need, and no release of Kafka ever looked like that."""
+        """All or some brokers omit APIs from ApiVersions or limit their versions one by one.
+        Proxies and gateways offer only what they need; the result matches no release of Kafka."""
         lowest_produce = PRODUCE_SINCE.get(self.plan.options["compression_type"], 3)
         produce = [n for n in (3, 5, 7, 8, 9, 11, 12) if n >= lowest_produce]
         caps = {
@@ -335,7 +341,7 @@ class Temperaments:
         for broker in self._some_brokers():
             self._caps[broker] = chosen
             self.shape(broker)
-            if lacking:  # no APIs but those that are needed
+            if lacking:  # only the required APIs
                 needed = (PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID)
                 ranges = {api: broker.profile.ranges[api] for api in needed}
                 broker.profile = dataclasses.replace(broker.profile, ranges=ranges)
@@ -348,7 +354,7 @@ class Temperaments:
 LEGALITY = {
     name: getattr(Temperaments, name).__doc__ for name in (*TEMPERAMENTS, *RARE_TEMPERAMENTS)
 }
-"""Why each temperament may be: nothing is drawn that no broker may do."""
+"""Why each temperament is legal: no behaviour is drawn that a broker must not have."""
 
 
 def _is_before_2_6(profile: Profile) -> bool:
@@ -356,7 +362,7 @@ def _is_before_2_6(profile: Profile) -> bool:
 
 
 def _each_partition(message: Any, change: Callable[[Any], Any]) -> Any:
-    """A Metadata answer with its partitions changed."""
+    """Return a Metadata response with changed partitions."""
     topics = [
         topic
         if not topic.partitions
@@ -367,7 +373,7 @@ def _each_partition(message: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _each_answer(message: Any, change: Callable[[Any], Any]) -> Any:
-    """A Produce answer with its partitions changed."""
+    """Return a Produce response with changed partitions."""
     responses = [
         dataclasses.replace(
             topic, partition_responses=[change(one) for one in topic.partition_responses]
@@ -378,7 +384,7 @@ def _each_answer(message: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _without_hints(request: Request, message: Any) -> Any:
-    """A Produce answer that names no leaders (they are optional)."""
+    """Return a Produce response without leader hints (they are optional)."""
     if request.version < HINTS_FROM:
         return message
 

@@ -1,6 +1,6 @@
 """Invalid responses that a client must survive and reject (F19, F54-F57, F61-F64).
 
-Bytes are only changed in ways that a client can recognise: TCP protects the rest.
+Bytes are changed only in ways that a client can detect; TCP protects against other changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIX = struct.Struct(">i")
 
 
 def strange_answer(api_key: int, rng: random.Random) -> faults.Reaction:
-    """One such answer to a request of this API."""
+    """Return a random invalid response to a request of this API."""
     ways = [_garbage, _wrong_correlation, _too_long, _too_short, _twice, _absurd_length]
     if api_key == 0:
         ways += [_partition_left_out, _stranger, _second_entry] * 2

@@ -1,10 +1,10 @@
-"""Faults inside a call: the actions of a signal handler, a finalizer or user code between any two
-bytecodes of `try_submit` and `submit`.
+"""Faults inside a call: a signal handler, a finalizer or user code acts between any two bytecodes
+of `try_submit` and `submit`.
 
-A tracer counts the bytecodes of the package and strikes at a chosen one: it raises, as a handler of
-`signal.signal` does (KeyboardInterrupt, soft time limits of job runners), or it calls the producer
-again, as a handler or a `__del__` that logs to Kafka does. The same number strikes at the same
-place, whatever ran before.
+A tracer counts the bytecodes of the package and strikes at a chosen one. It raises, like a handler
+of `signal.signal` (KeyboardInterrupt, soft time limits of job runners), or it calls the producer
+again, like a handler or a `__del__` that logs to Kafka. The same number always strikes at the same
+place, regardless of earlier runs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ T = TypeVar("T")
 PACKAGE = str(Path(aiokprod.__file__).parent)
 TESTING = str(Path(PACKAGE) / "testing")
 BUGS = str(Path(__file__).parent.parent / "detection")
-"""Functions of bugs that are put back stand here and take the place of some of the package."""
+"""Directory of the bug functions that replace functions of the package."""
 
 
 class Interrupt(BaseException):
-    """What a handler raises that is not meant to be caught, as KeyboardInterrupt."""
+    """An exception of a signal handler that must not be caught, like KeyboardInterrupt."""
 
 
 class TimeUp(Exception):
-    """What a handler raises that may be caught, as the soft time limits of job runners."""
+    """An exception of a signal handler that may be caught, like the soft time limit of a job
+    runner."""
 
 
 class Injector:
@@ -42,7 +43,7 @@ class Injector:
         folder: count bytecodes of the files in this folder only.
 
     Attributes:
-        has_struck: it did.
+        has_struck: the injector has struck.
     """
 
     def __init__(self, step: int, strike: Callable[[], object], folder: str = PACKAGE) -> None:
@@ -54,9 +55,9 @@ class Injector:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Count the bytecodes run inside; a tracer that was there comes back at the end.
+        """Count the bytecodes that run inside, and restore the previous tracer at the end.
 
-        No garbage is collected inside: an exception that is raised in a finalizer is lost.
+        Garbage collection is disabled inside, because an exception raised in a finalizer is lost.
         """
         if self.has_struck:
             yield
@@ -96,7 +97,8 @@ class Injector:
 
 
 class _Stepped(Awaitable[T]):
-    """An awaitable whose first step runs under the injector: what `submit` does before it waits."""
+    """An awaitable whose first step runs under the injector: the part of `submit` before its first
+    wait."""
 
     def __init__(self, awaitable: Awaitable[T], injector: Injector) -> None:
         self._awaitable = awaitable
@@ -131,5 +133,5 @@ def _send(steps: Any, sent: Any) -> Callable[[], Any]:
 
 
 def stepped(awaitable: Awaitable[T], injector: Injector) -> Awaitable[T]:
-    """`awaitable` with its first step under the injector."""
+    """Return `awaitable` with its first step under the injector."""
     return _Stepped(awaitable, injector)

@@ -17,16 +17,16 @@ EXEMPTIONS = {
     "places": "P4: an answer left partitions out, and a key lies where it would among the others",
     "codes": "the broker answered with a code that no waiting heals",
 }
-"""Why a judgment was milder than its promise: by Kafka's semantics, never for the producer's sake.
-A report counts how often each was needed."""
+"""Why the oracle accepted less than a promise. Each reason is in Kafka's semantics, never in the
+producer. A report counts how often each exemption was needed."""
 
 MOST_SEEDS = {
     "copies": 0.06, "order": 0.01, "unaware": 0.01, "other cluster": 0.06, "offsets": 0.43,
     "newest": 0.01, "waits": 0.01, "stalls": 0.3, "batch age": 0.08, "retries": 0.11, "codes": 0.58,
     "places": 0.02,
 }  # fmt: skip
-"""Share of the seeds that may need an exemption: about twice what seeds 10000 to 11000 came to with
-temperaments (copies 22 of them, order 1, offsets 202, waits 2, stalls 128, batch age 38, retries
-53, codes 290, places 0) and seeds 0 to 2000 with rare faults (unaware 7, other cluster 63), more
-where a thousand seeds see so few that chance decides. One that is needed more often swallows a
-defect."""
+"""Maximum share of the seeds that may need each exemption: about twice the measured number. Seeds
+10000 to 11000 with temperaments needed copies 22 times, order 1, offsets 202, waits 2, stalls 128,
+batch age 38, retries 53, codes 290 and places 0; seeds 0 to 2000 with rare faults needed unaware 7
+and other cluster 63. The limit is higher where a thousand seeds need an exemption too rarely for a
+stable share. An exemption that is needed more often hides a defect."""

@@ -22,37 +22,39 @@ from tests.simulation.workload import Load
 
 RETRIABLE = (2, 3, 5, 6, 7, 8, 9, 13, 19, 20, 56, 74, 75, 100, 103)
 FENCED = 47
-"""Of an idempotent producer: brokers that know a higher epoch. It has a remedy, a bump."""
+"""An idempotent producer gets this code if brokers have a higher epoch. An epoch bump fixes it."""
 DEFINITE = (32, 44, 87)
 UNCLEAR = (-1, *UNKNOWN_CODES)
 MAYBE_APPENDED = (-1, 6, 7, 13, 20, *UNKNOWN_CODES)
-"""Codes a broker may give although it wrote the batch."""
+"""Codes that a broker may return although it appended the batch."""
 
 MAX_SEQUENCE = 2**31 - 1
 FULL_WINDOW = 256 * 1024
 TRICKLE_S = 0.05
-"""How long bytes trickle: every one of them costs an iteration of the event loop."""
+"""Seconds for which bytes trickle; each byte costs an iteration of the event loop."""
 
 Where = tuple[str, int]
 
 
 class Misfortunes:
-    """The faults of one seed, and what the oracle must know of them.
+    """The faults of one seed, and the facts about them that the oracle needs.
 
     Attributes:
-        wall_offset_ms, offsets_ms: how wrong the client's wall clock is, and ever was.
-        stalls: when the loop was blocked, from and to.
+        wall_offset_ms, offsets_ms: current error of the client's wall clock, and all errors so far.
+        stalls: begin and end of each period in which the loop was blocked.
         amnesia: by log, the times at which its brokers deleted their state of the producer, by
             retention or because it had expired.
         incarnations: the clusters that were installed at the addresses of the first one.
-        reborn: by log of a recreated topic, the time of that: a producer that uses topic ids cannot
-            confuse it with the old one.
-        stopped: a broker had a controlled shutdown, after which it knows only the newest batch of a
+        reborn: by log of a recreated topic, the time of its creation. A producer that uses topic
+            ids
+            cannot confuse it with the old topic.
+        stopped: a broker had a controlled shutdown, after which it has only the newest batch of
+            each
             producer.
-        wrapped: sequences of some partition were moved to just before their end.
-        duplicated: partitions whose broker once answered only that it has a batch.
-        oldest_metadata: lowest of the highest Metadata versions of the brokers.
-        done: names of what happened, in order.
+        wrapped: sequences of some partition were moved to just before the wrap.
+        duplicated: partitions whose broker has once returned DUPLICATE_SEQUENCE_NUMBER.
+        oldest_metadata: the minimum, over the brokers, of the highest supported Metadata version.
+        done: names of the faults, in order.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Misfortunes:
         self._rate = rng.choice((0.0, 0.01, 0.03))
 
     def stalled_s(self, begin: float = 0.0, end: float = float("inf")) -> float:
-        """Seconds of this span during which the loop was blocked."""
+        """Return the seconds of this span during which the loop was blocked."""
         return sum(
             min(until, end) - max(since, begin)
             for since, until in self.stalls
@@ -97,13 +99,13 @@ class Misfortunes:
         self.oldest_metadata = min(self.oldest_metadata, *versions)
 
     def strike(self) -> None:
-        """Cause one fault of the seed's list."""
+        """Cause a random fault of the seed's menu."""
         chosen = self.rng.choice(self._menu)
         self.done.append(chosen.__name__)
         chosen()
 
     def unreliable(self, request: Request) -> faults.Reaction | None:
-        """Faults that may happen to any request at any time."""
+        """Draw a fault that may happen to any request at any time."""
         if self._rate == 0.0 or self.rng.random() > self._rate:
             return None
         rng = self.rng
@@ -141,7 +143,7 @@ class Misfortunes:
             self.cluster.pause(victim, failover_s=self.rng.choice((None, 0.5)))
 
     def upgrade(self) -> None:
-        """A rolling upgrade (or downgrade): one broker comes back as another version."""
+        """Restart a broker with another version, as in a rolling upgrade or downgrade."""
         if (victim := self._victim()) is not None:
             self.stopped = True
             self.cluster.stop(victim)
@@ -156,8 +158,9 @@ class Misfortunes:
         self.cluster.move_controller()
 
     def renumber(self) -> None:
-        """Brokers get other ids and keep their addresses: a gateway numbers its members again, or
-        an operator replaces a broker. Two exchange their ids, or one gets a new id."""
+        """Change broker ids but keep the addresses: two brokers exchange their ids, or one gets a
+        new id. A gateway does this when it numbers its members again, or an operator who replaces a
+        broker."""
         brokers = list(self.cluster.brokers)
         one = self.rng.choice(brokers)
         other = self.rng.choice([*brokers, max(brokers) + 1])
@@ -204,7 +207,7 @@ class Misfortunes:
             self.cluster.move_leader(*where, self.rng.choice(others))
 
     def _enough_brokers(self) -> bool:
-        """New partitions would get as many replicas as min.insync.replicas needs."""
+        """Return True if new partitions would get as many replicas as min.insync.replicas needs."""
         return len(self.cluster.registered()) >= min(2, len(self.cluster.brokers))
 
     def expand(self) -> None:
@@ -224,8 +227,8 @@ class Misfortunes:
         for index in range(8):
             log = made.topic_id, index
             self.reborn[log] = now()
-        # A producer that names topics, or asks for the outcome of a batch by its sequence,
-        # continues with old sequences in the new log.
+        # A producer that names topics, or resolves a batch in doubt by its sequence, continues with
+        # old sequences in the new log.
         self.cluster.forgotten.update((topic, index) for index in range(8))
 
     def retain(self) -> None:
@@ -239,7 +242,7 @@ class Misfortunes:
         config.max_message_bytes = self.rng.choice((1_048_588, 2_500, 8_000))
 
     def vanish(self) -> None:
-        """Metadata does not contain a topic for a while (0105 topic_disappears_for_awhile)."""
+        """Omit a topic from the metadata for a while (0105 topic_disappears_for_awhile)."""
         topic = self.rng.choice(TOPICS)
 
         def without(message: Any) -> Any:
@@ -256,18 +259,18 @@ class Misfortunes:
         self._vanished.append(self.cluster.control(3, faults.edit(without), times=times))
 
     def end_vanishing(self) -> None:
-        """Topics are back."""
+        """Include vanished topics in the metadata again."""
         for remove in self._vanished:
             remove()
         self._vanished.clear()
 
     def stale(self) -> None:
-        """A broker's metadata stays as it is while the others continue."""
+        """Freeze a broker's metadata while the other brokers update theirs."""
         self.cluster.freeze_view(self.rng.choice(list(self.cluster.brokers)))
 
     def lag(self) -> None:
-        """For some responses, the metadata of a broker stays completely as it is now, including the
-        list of brokers and partitions."""
+        """Freeze a broker's metadata completely, including the list of brokers and partitions, for
+        some responses."""
         broker = self.rng.choice(list(self.cluster.brokers.values()))
         brokers = _brokers_of(self.cluster)
         counts = {name: len(topic.partitions) for name, topic in self.cluster.topics.items()}
@@ -298,7 +301,7 @@ class Misfortunes:
         self.cluster.fail_produce(where, code, times, append=append, leader_hint=hint)
 
     def duplicate(self) -> None:
-        """The broker answers DUPLICATE_SEQUENCE_NUMBER: it knows that it has a batch, but not its
+        """Let the broker return DUPLICATE_SEQUENCE_NUMBER: it has the batch but cannot return its
         offset."""
         if self.plan.idempotent:
             where = self._somewhere()
@@ -306,9 +309,9 @@ class Misfortunes:
             self.cluster.fail_produce(where, 46, append=True)
 
     def fast_forward(self) -> None:
-        """Move the sequences of partitions without traffic to just before their end, in the
-        producer and in the logs, as after years. No copy of a request may remain, because it would
-        arrive after the wrap: connections that were given up are closed."""
+        """Move the sequences of partitions without traffic to just before the wrap, in the producer
+        and in the logs, as after years of traffic. A delayed copy of a request would arrive after
+        the wrap; therefore abandoned connections are closed."""
         if any(broker.held or broker.is_paused for broker in self.cluster.brokers.values()):
             return
         for link in self.cluster.network.links:
@@ -348,7 +351,7 @@ class Misfortunes:
         self.cluster.network.blackhole(broker.host, broker.port)
 
     def half_open(self) -> None:
-        """One direction of a connection drops all bytes, the other one works."""
+        """Let one direction of a connection drop all bytes; the other direction works."""
         for link in self._links(2):
             self.rng.choice((link.up, link.down)).stall()
 
@@ -362,7 +365,7 @@ class Misfortunes:
             link.down.latency_s = self.rng.choice((0.0005, 0.2))
 
     def trickle(self) -> None:
-        """Partial writes and reads of a few bytes, for a while."""
+        """Write and read only a few bytes at a time, for a while."""
         loop = clock()
         for link in self._links(2):
             link.up.chunk = self.rng.choice((None, 1, 7, 50))
@@ -377,7 +380,7 @@ class Misfortunes:
             pipe.cut_with = self.rng.choice(("reset", "eof"))
 
     def strange(self) -> None:
-        """Responses that no healthy broker gives, and invalid bytes."""
+        """Return responses that no healthy broker sends, and invalid bytes."""
         api_key = self.rng.choice((0, 0, 3, 3, 22))
         reaction = strange_answer(api_key, self.rng)
         self._vanished.append(self.cluster.control(api_key, reaction, times=1))
@@ -390,7 +393,7 @@ class Misfortunes:
         clock().stall(seconds)
 
     def clock(self) -> None:
-        """The wall clock is set; nothing may depend on it."""
+        """Set the wall clock; no behaviour may depend on it."""
         self.wall_offset_ms = self.rng.choice((0, 3_600_000, -3_600_000, 86_400_000))
         self.offsets_ms.add(self.wall_offset_ms)
 
@@ -399,21 +402,21 @@ class Misfortunes:
             self.load.cancel_one()
 
     def interrupt(self) -> None:
-        """A signal handler raises somewhere inside the next calls of the application."""
+        """Let a signal handler raise somewhere inside the next calls of the application."""
         step = self._step()
         self.load.interrupt(step, self.rng.choice((Interrupt, TimeUp)))
 
     def reenter(self) -> None:
-        """A signal handler or a finalizer submits records inside the next calls."""
+        """Let a signal handler or a finalizer submit records inside the next calls."""
         self.load.reenter(self._step())
 
     def _step(self) -> int:
-        """The number of a bytecode of a call. Most calls have few; one that opens a batch has
-        hundreds."""
+        """Return the number of a bytecode of a call. Most calls have few bytecodes; a call that
+        opens a batch has hundreds."""
         return int(self.rng.choice((60, 400, 1_500)) * self.rng.random()) + 1
 
     def wait(self) -> None:
-        """No fault this time."""
+        """Cause no fault in this step."""
 
 
 def _brokers_of(cluster: FakeCluster) -> list[MetadataResponseBroker]:
@@ -429,7 +432,7 @@ def _flow_again(link: Link) -> None:
 
 
 def _shift(log: PartitionLog, entry: Any, left: int) -> None:
-    """Move a producer's sequences so that `left` are left before they wrap."""
+    """Move a producer's sequences so that `left` of them remain before the wrap."""
     delta: int = MAX_SEQUENCE - left - entry.last_acked
 
     def shifted(sequence: int) -> int:

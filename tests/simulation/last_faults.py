@@ -1,7 +1,7 @@
 """One more fault after recovery, judged by the time that the producer takes.
 
-In the middle of many faults nearly everything excuses a delay. Here one thing is wrong and all else
-is well, so that a wait of some seconds too many is a defect.
+Among many faults nearly every delay has an excuse. Here only one thing fails, so a wait that is a
+few seconds too long is a defect.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
 SILENCE_S = 2.0
-"""Until a silent broker makes the producer ask for metadata, and for their answer."""
+"""Seconds until a silent broker makes the producer request metadata, including the response."""
 
 LARGE = 8_000
-"""Bytes of a record of which a few dozen fill a broker's share of the memory."""
+"""Size of a record in bytes. A few dozen such records fill a broker's share of the memory."""
 MOST_LARGE = 200
 
 FAR_S = 3.0
-"""How long the answers of a far broker are in flight."""
+"""Seconds that a response of the far broker is in flight."""
 FAR_PAUSE_S = 1.15
-"""Between its records: a few of them are in flight at any time, and fewer than the limit."""
+"""Seconds between records to the far broker: a few records are always in flight, but fewer than the
+limit."""
 LOAD_S = 4.0
 ANSWER_S = FAR_S + 1.0
-"""Within which the far broker, asked at once, has answered a Metadata request."""
+"""Seconds within which the far broker has answered a Metadata request that is sent at once."""
 
 ON_THE_WIRE_S = 0.4
-"""How long a batch is in flight whose answer is lost then."""
+"""Seconds that a batch is in flight before its response is lost."""
 
 OUTAGE_S = 40.0
 GROWTH = 6
-"""Failed connects in a row after which reconnect_backoff_max_ms (1 s) limits the backoff."""
+"""Number of consecutive failed connects after which reconnect_backoff_max_ms (1 s) limits the
+backoff."""
 FEW_GAPS = 25
-"""Below this number of backoffs their jitter is not judged: half of them last 1 s."""
+"""The jitter is judged only from this number of backoffs on: half of the backoffs last 1 s."""
 
 
 class LastFault:
@@ -60,8 +62,8 @@ class LastFault:
         self.load = simulation.load
 
     async def strike(self) -> None:
-        """Cause the fault, check the producer, and end the fault. Records in flight are left to the
-        simulation.
+        """Cause the fault, check the producer, and end the fault. The simulation settles the
+        records in flight.
 
         Raises:
             Violation: the producer took too long.
@@ -71,8 +73,9 @@ class LastFault:
     # -- a waiting caller -----------------------------------------------------------------------
 
     async def frozen_leader(self) -> None:
-        """A broker freezes and holds its share of the memory. A caller waits for room there, then
-        its partition moves to another broker: the caller is served by that one."""
+        """A broker freezes and holds its share of the memory. A caller waits for memory to send to
+        one of its partitions. When the partition moves to another broker, the call must complete
+        there."""
         staying = self.cluster.topics[TOPICS[0]].partitions[0]
         frozen = staying.leader
         moving = self._moving_from(frozen, staying)
@@ -81,9 +84,9 @@ class LastFault:
         for partition in (staying, moving):
             await self.simulation.fresh(partition.topic, partition.index)
         if len(runtime_of(self.producer).metadata.snapshot.nodes) < 2:
-            return  # a broker was down at the last metadata request: one may use all memory
+            return  # a broker was down at the last metadata request: one broker may use all memory
         if self._seems_older(moving):
-            return  # it would learn of the new leader only from requests that the old one refuses
+            return  # the producer would ignore the new leader until the old one refuses a request
         self.cluster.pause(frozen)
         for _ in range(MOST_LARGE):
             self.load.submit_later(staying.topic, staying.index, LARGE)
@@ -93,8 +96,8 @@ class LastFault:
         caller = self.load.submit_later(moving.topic, moving.index)
         await asyncio.sleep(0.5)
         self.cluster.move_leader(moving.topic, moving.index)
-        # Records of the application's hooks are queued before it, one per batch, and the new leader
-        # processes them one by one.
+        # Records of the application's hooks are queued before this record, one per batch, and the
+        # new leader processes them one by one.
         before = sum(one.where != (staying.topic, staying.index) for one in self.load.pending())
         slow_s = before * self.simulation.plan.cluster["replication_s"]
         await asyncio.sleep(self.simulation.recovery_s() + SILENCE_S + slow_s)
@@ -103,16 +106,17 @@ class LastFault:
         self.cluster.resume(frozen)
 
     def _seems_older(self, partition: Partition) -> bool:
-        """The producer knows a higher leader epoch than the next leader will have: that of a topic
-        without an id, before it was created again. Metadata with a lower epoch are not believed, as
-        in Java, as long as no request proves the known leader wrong, and a frozen one refuses none.
-        """
+        """Return True if the producer has a higher leader epoch than the next leader will get: the
+        epoch of a topic without an id, from before it was recreated. Like Java, the producer
+        ignores metadata with a lower epoch until a request shows that the cached leader is wrong. A
+        frozen leader refuses no request."""
         snapshot = runtime_of(self.producer).metadata.snapshot
         known = snapshot.partition(partition.topic, partition.index)
         return known is not None and known.leader_epoch > partition.leader_epoch + 1
 
     def _moving_from(self, leader: int | None, other: Partition) -> Partition | None:
-        """Another partition of this leader that a second broker can lead; made so if need be."""
+        """Return another partition of this leader that a second broker can lead, reassigned if
+        necessary."""
         able = [
             partition
             for topic in TOPICS
@@ -130,8 +134,8 @@ class LastFault:
     # -- metadata -------------------------------------------------------------------------------
 
     async def far_broker(self) -> None:
-        """One broker answers after some seconds, the others cannot be connected any more. Metadata
-        is requested from the one that answers, not after all others have been tried."""
+        """One broker responds after some seconds; the others refuse new connections. The producer
+        must request metadata from the responding broker without trying all others first."""
         partition = self.cluster.topics[TOPICS[0]].partitions[0]
         assert partition.leader is not None, "everything has been healed"
         far = self.cluster.brokers[partition.leader]
@@ -172,10 +176,10 @@ class LastFault:
     # -- sequences ------------------------------------------------------------------------------
 
     async def recreated_topic(self) -> None:
-        """A topic is deleted and created again with its leader, so that a producer that uses topic
-        names continues. Then a broker appends a batch to the new log and its response is lost, with
-        more batches after it. From the metadata the producer learns that the sequences have to
-        restart, but it must not renumber a batch whose outcome is unknown."""
+        """A topic is deleted and recreated with the same leader, so a producer that uses topic
+        names continues. Then a broker appends a batch to the new log, and the response is lost
+        while more batches follow. The metadata shows the producer that the sequences have to
+        restart, but it must not renumber a batch in doubt."""
         topic = TOPICS[0]
         leader = self.cluster.topics[topic].partitions[0].leader
         await self.simulation.fresh(topic, 0)
@@ -183,8 +187,8 @@ class LastFault:
         partition = self.cluster.topics[topic].partitions[0]
         if leader in partition.isr:
             partition.elect(leader)
-        # The new log knows the producer after one record. The oracle accepts copies of records
-        # submitted before that.
+        # The new log has state of the producer after one record. The oracle accepts copies of
+        # records submitted before that.
         await asyncio.sleep(ON_THE_WIRE_S)
         await self.simulation.fresh(topic, 0)
         await asyncio.sleep(ON_THE_WIRE_S)
@@ -199,8 +203,8 @@ class LastFault:
     # -- backoff --------------------------------------------------------------------------------
 
     async def refused_connections(self) -> None:
-        """All connections are refused for a while. Backoffs at their maximum have jitter, so that
-        the clients of a broker do not all reconnect at the same time."""
+        """All connections are refused for a while. Backoffs at their maximum must have jitter, so
+        that the clients of a broker do not all reconnect at the same time."""
         network = self.cluster.network
         began = now()
         for broker in self.cluster.brokers.values():
@@ -217,7 +221,7 @@ class LastFault:
             raise Violation(f"{len(gaps)} backoffs without jitter: {gaps[:5]}")
 
     def _grown_backoffs(self, since: float) -> Iterator[float]:
-        """Seconds between connects to a broker after `GROWTH` refused ones."""
+        """Yield the seconds between connects to a broker after `GROWTH` refused connects."""
         dials: dict[tuple[str, int], list[float]] = defaultdict(list)
         for dial in self.cluster.network.dials:
             if dial.time >= since:

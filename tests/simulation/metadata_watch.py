@@ -14,14 +14,15 @@ from tests.simulation.oracle import Violation
 from tests.simulation.wire_log import METADATA, Exchange, Wire
 
 RELIABLE_FROM: Final = 9
-"""First Metadata version whose leader epochs belong to the leaders beside them."""
+"""First Metadata version whose leader epochs match the leaders in the same response."""
 ANSWERS: Final = 5
-"""So many answers in a row with lower epochs prove that a topic without an id was created again."""
+"""Number of consecutive responses with lower epochs that show that a topic without an id was
+recreated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A leader epoch that went back."""
+    """A leader epoch that decreased."""
 
     at: float
     topic: str
@@ -31,7 +32,7 @@ class _Step:
 
 
 class EpochWatch:
-    """Leader epochs only grow, as long as the client did not have to start again."""
+    """Checks that leader epochs do not decrease unless the client had to start again."""
 
     def __init__(self, misfortunes: Misfortunes, wire: Wire) -> None:
         self._misfortunes = misfortunes
@@ -46,7 +47,8 @@ class EpochWatch:
         self._metadata.on_change(self._look)
 
     def check(self) -> None:
-        """Raise Violation if an epoch went back although fewer than `ANSWERS` answers said so."""
+        """Raise Violation if an epoch decreased although fewer than `ANSWERS` responses contained
+        it."""
         wrong = [step for step in self._back if not self._is_told(step)]
         if wrong:
             raise Violation(f"leader epochs went back: {wrong[:3]}")
@@ -56,7 +58,7 @@ class EpochWatch:
         return len(told) == ANSWERS and all(0 <= epoch < step.before for epoch in told)
 
     def _told(self, step: _Step) -> Iterator[int]:
-        """The epochs of a partition in the responses before it went back, newest first."""
+        """Yield the epochs of a partition in the responses before the decrease, newest first."""
         answers = [one for one in _used(self._wire.exchanges()) if one.heard_at <= step.at]
         for answer in reversed(answers):
             for topic in answer.answer.topics:
@@ -78,24 +80,24 @@ class EpochWatch:
             if info.leader is not None or info.leader_epoch >= 0
         }
         for key in self._known.keys() - present:
-            del self._known[key]  # forgotten, after five answers without the topic or the partition
+            del self._known[key]  # dropped after five responses without the topic or partition
         for topic in snapshot.topics.values():
             for info in topic.partitions:
                 key = topic.name, topic.topic_id, info.partition
                 before, epoch = self._known.get(key, -1), info.leader_epoch
                 if info.leader is not None and 0 <= epoch < before:
                     self._back.append(_Step(now(), topic.name, info.partition, before, epoch))
-                # A leader without an epoch is taken as it is, and what was known is forgotten
-                # (Java `Metadata.updateLatestMetadata`).
+                # A leader without an epoch is accepted, and the cached epoch is dropped (Java
+                # `Metadata.updateLatestMetadata`).
                 self._known[key] = epoch
 
 
 def _used(exchanges: Iterable[Exchange]) -> list[Exchange]:
-    """The Metadata requests whose responses the client used, in the order of these.
+    """Return the Metadata requests whose responses the client used, in the order of the responses.
 
-    It has one fetch at a time, which may be sent to several brokers: the first response ends it,
-    and those of the other brokers are ignored (`MetadataUpdater`). They may be older than what the
-    client has learned meanwhile.
+    The client has one fetch at a time, which may be sent to several brokers. The first response
+    ends the fetch; those of the other brokers are ignored (`MetadataUpdater`), because they may be
+    older than the cached metadata.
     """
     answered = [one for one in exchanges if one.api_key == METADATA and one.answer is not None]
     used: list[Exchange] = []

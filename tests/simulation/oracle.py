@@ -1,8 +1,8 @@
-"""The oracle of a simulated history: promises P1 to P6, and that nothing is left behind, checked
+"""The oracle of a simulated history. It checks promises P1 to P6, and that no resource leaks,
 against the logs.
 
-Knows what the application submitted and received, what the logs hold, and what was done to the
-cluster; of the producer only `metrics()`.
+Its input is what the application submitted and received, the contents of the logs, and the faults
+of the cluster. From the producer it reads only `metrics()`.
 """
 
 from __future__ import annotations
@@ -48,21 +48,23 @@ from tests.simulation.wire_log import Attempt as Sent
 from tests.simulation.workload import Attempt, Load, headers_of, key_of
 
 ENDS = {*DEFINITE, *UNCLEAR}
-"""Codes that may end a record although its time is not over. MESSAGE_TOO_LARGE is none of them: no
-record of the load is larger than any topic allows, so that its batch can be divided."""
+"""Codes that may fail a record before its deadline. MESSAGE_TOO_LARGE is not one of them: no record
+of the load is larger than any topic allows, so the batch can be divided."""
 
 BEFORE_APPEND = {2, 10, 18, 19, 29, 31, 32, 44, 45, 47, 59, 76, 87, 100, 103}
-"""Codes that every broker answers before it would append."""
+"""Codes that brokers return only before the append."""
 AFTER_APPEND = {-1, 3, 7, 13, 20, 56, *UNKNOWN_CODES}
-"""Codes that some broker answers after it has appended: they tell nothing about the log."""
+"""Codes that some broker returns after the append; they do not show whether the batch is in the
+log."""
 AFTER_REPLICATION = {6}
-"""As these, but only where an answer waits for the replicas (acks=all)."""
+"""Like `AFTER_APPEND`, but only where the response waits for the replicas (acks=all)."""
 TOO_LARGE = {10, 18}
-"""Codes by which a batch is divided; such an attempt does not count against `retries`."""
+"""Codes that make the producer divide a batch; such an attempt does not count against `retries`."""
 
 IDLE_S = 700.0
-"""A producer is idle in a partition in which it has stored nothing for so long: the 600 s for which
-brokers remember it at least, and the longest time of a response to the last batch."""
+"""A producer is idle in a partition if it has stored nothing there for this number of seconds: the
+600 s for which brokers keep its state at least, and the longest time of a response to the last
+batch."""
 
 PRODUCE = 0
 BY_ID = 13
@@ -75,8 +77,8 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record was found: `rank` is its position in the partition's history, `stored_at` the
-    loop time at which the broker took it."""
+    """Where a record was found. `rank` is its position in the partition's history, `stored_at` the
+    loop time of the append."""
 
     topic: str
     topic_id: bytes
@@ -93,16 +95,17 @@ class Place:
 
 
 def longest(plan: Plan, attempt: Attempt, waits: int) -> float:
-    """The most seconds a record may take (P6) if its call may wait this many times for memory."""
+    """Return the maximum seconds that a record may take (P6) if its call may wait this many times
+    for memory."""
     if attempt.limit_s is not None:
         return attempt.limit_s
     return plan.delivery_s_of(attempt.topic) + waits * plan.block_s
 
 
 class Judge:
-    """Checks everything once, after the last event.
+    """Checks a complete history once, after the last event.
 
-    `ended_at`: when the producer was closed or broken, infinite if everything came to its end.
+    `ended_at`: when the producer was closed or broken; infinite if neither happened before the end.
 
     Attributes:
         used: how often each of `exemptions.EXEMPTIONS` was needed.
@@ -199,7 +202,7 @@ class Judge:
         number = int(value.split(b"/", 4)[3])
         headers = self.objects.headers_of(number, headers_of(number))
         if number in self.load.touched:
-            headers = record.headers  # what an object returned may have been dropped
+            headers = record.headers  # a struck call may have dropped what an object returned
         fits = (record.key, record.headers) == (key_of(number), headers)
         _demand(fits, "the key or the headers are another record's: {}", record)
         place = Place(
@@ -237,8 +240,8 @@ class Judge:
                 self.used["copies"] += 1
 
     def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
-        """The requested timestamp; otherwise the time of the producer's wall clock during the
-        submission, which a fault may have set meanwhile."""
+        """Check the stored timestamp: the requested one, or the producer's wall clock during the
+        submission. A fault may have set that clock meanwhile."""
         told = place.timestamp_ms
         if attempt.timestamp_ms is not None:
             _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)
@@ -253,9 +256,9 @@ class Judge:
         _demand(fits, "not the time of its hand-over: {} {}", attempt, place)
 
     def _forgotten_during(self, log: tuple[bytes, int], attempt: Attempt) -> int:
-        """How often the brokers of a log lost the state of the producer before they appended the
-        last copy of this record: while the record was in flight, or earlier without a later append.
-        A copy in a connection that was given up may arrive at any time."""
+        """Count how often the brokers of a log lost the state of the producer before they appended
+        the last copy of this record, either while the record was in flight, or earlier without a
+        later append. A copy on an abandoned connection may arrive at any time."""
         return self._forgotten_at(self._amnesia_of(log), log, attempt)
 
     def _forgotten_at(self, instants: list[float], log: tuple[bytes, int], attempt: Attempt) -> int:
@@ -274,15 +277,17 @@ class Judge:
         return sum(last_known <= instant <= last_copy for instant in instants)
 
     def _may_misorder(self, log: tuple[bytes, int], attempt: Attempt) -> bool:
-        """Like `_forgotten_during`, for the order of records. After a pause in which every broker
-        forgets it, a producer has to expect that, and sends its batches one at a time."""
+        """Return True if the brokers lost the producer's state so that the order of records may
+        change. A pause after which every broker has dropped the state does not count: a producer
+        must expect that, and then send one batch at a time."""
         forgotten = self.misfortunes.amnesia.get(log, ())
         instants = [at for at in forgotten if not self._is_idle(log, at)]
         return self._forgotten_at(instants + self._reborn_at(log), log, attempt) > 0
 
     def _is_idle(self, log: tuple[bytes, int], at: float) -> bool:
-        """For so long no batch of the producer was stored in this log or in flight to it that its
-        last acknowledgment is older than the shortest time for which brokers remember it."""
+        """Return True if the producer was idle in this log: for `IDLE_S` it had stored no batch
+        there and none was in flight. Its last acknowledgment is then older than the minimum time
+        for which brokers keep its state."""
         places = (place for found in self.places.values() for place in found)
         if any(at - IDLE_S < place.stored_at <= at for place in places if place.log == log):
             return False
@@ -297,14 +302,15 @@ class Judge:
         return [*self.misfortunes.amnesia.get(log, ()), *self._reborn_at(log)]
 
     def _reborn_at(self, log: tuple[bytes, int]) -> list[float]:
-        """When the topic of this log was created again, if a request that names it may have come
-        later: such a request reaches the new log."""
+        """Return when the topic of this log was recreated if a later request may have named it;
+        such a request reaches the new log."""
         reborn_at = self.misfortunes.reborn.get(log)
         return [reborn_at] if reborn_at is not None and reborn_at <= self.last_by_name else []
 
     def _under_way_since(self, attempt: Attempt) -> float:
-        """Since when it or one before it was in flight: brokers that forget one in doubt take those
-        behind it without it, and then all of them are renumbered."""
+        """Return since when this record, or one before it, was in flight. Brokers without state of
+        the producer may append later batches without a batch in doubt, and then all of them are
+        renumbered."""
         return min(
             other.started_at
             for other in self.load.attempts
@@ -317,7 +323,7 @@ class Judge:
         )
 
     def _places_of(self, topic: str, key: bytes, least: int) -> set[int]:
-        """The partitions where a key may be stored if the metadata had at least that many
+        """Return the partitions where a key may be stored if the metadata had at least `least`
         partitions."""
         most = max(len(one.partitions) for one in self._topics() if one.name == topic)
         positive = murmur2(key) & 0x7FFFFFFF
@@ -343,7 +349,7 @@ class Judge:
             _demand(asked, "no documented outcome: {} {!r}", attempt, result)
 
     def _check_outcome(self, attempt: Attempt, error: KafkaError) -> None:
-        """The outcome of an error follows from the responses to each attempt."""
+        """Check that the outcome of an error follows from the responses to each attempt."""
         attempts = self._sent(attempt)
         if error.outcome is Outcome.NOT_SENT:
             _demand(not attempts, "was sent: {} {}", attempt, attempts)
@@ -351,15 +357,16 @@ class Judge:
         open_still = [one for one in attempts if not self._tells(one, attempt.settled_at)]
         if error.outcome is Outcome.UNKNOWN:
             if attempt.limit_s is not None and isinstance(error, DeliveryTimeout):
-                return  # only this caller gave up: its batch may still be sent
+                return  # only this call timed out: its batch may still be sent
             _demand(bool(attempts), "no request held it: {} {!r}", attempt, error)
             if isinstance(error, DeliveryTimeout):
-                # A response after the expiry and before a late wake-up of the task came too late. A
-                # record in one batch with an older record expired before its deadline.
+                # A response between the expiry and a late wake-up of the task came too late. A
+                # record in one batch with an older record expired before its own deadline.
                 expired_at = min(attempt.settled_at, attempt.started_at + self._delivery_s(attempt))
                 open_still = [one for one in attempts if not self._tells(one, expired_at)]
             if isinstance(error, ProducerClosed | ProducerFailed):
-                # In one iteration of the event loop the producer ended, then received the answer.
+                # The producer ended and received the response in the same iteration of the event
+                # loop.
                 open_still += [one for one in attempts if one.heard_at == attempt.settled_at]
             _demand(bool(open_still), "each attempt was refused: {} {}", attempt, attempts)
         else:
@@ -367,7 +374,7 @@ class Judge:
             _demand(not in_doubt, "definite, yet in doubt: {} {}", attempt, in_doubt)
 
     def _sent(self, attempt: Attempt) -> list[Sent]:
-        """The requests that held a record before it had its outcome."""
+        """Return the requests that contained a record before it had its outcome."""
         return [
             one for one in self.wire.attempts(attempt.value) if one.sent_at <= attempt.settled_at
         ]
@@ -382,7 +389,7 @@ class Judge:
         ]
 
     def _tries(self, attempt: Attempt) -> int:
-        """The attempts at a record that count against `retries`."""
+        """Return the number of attempts at a record that count against `retries`."""
         sent = self._sent(attempt)
         divided = sum(one.code in TOO_LARGE and one.heard_at <= attempt.settled_at for one in sent)
         return len(sent) + len(self._unwritten(attempt)) - divided
@@ -392,8 +399,8 @@ class Judge:
         _demand(tries <= most, "{} attempts, {} are allowed: {}", tries, most, attempt)
 
     def check_used_up(self, attempt: Attempt) -> None:
-        """A record that failed although everything was healed: only because each attempt at it that
-        was written was refused, and there was one more than `retries`."""
+        """Check a record that failed after all faults had ended: each written attempt must have
+        been refused, and there must be one more attempt than `retries`."""
         sent = self._sent(attempt)
         refused = [one for one in sent if one.code and one.heard_at <= attempt.settled_at]
         used_up = self._tries(attempt) == self.plan.options["retries"] + 1
@@ -402,12 +409,12 @@ class Judge:
 
     @staticmethod
     def _tells(sent: Sent, settled_at: float) -> bool:
-        """True if the response said that the broker had not appended."""
+        """Return True if the response showed that the broker had not appended."""
         return sent.heard_at <= settled_at and sent.code in BEFORE_APPEND
 
     @staticmethod
     def _may_be_appended(sent: Sent) -> bool:
-        """True if there was no response, or one that a broker may give after the append."""
+        """Return True if there was no response, or one that a broker may send after the append."""
         if sent.code is None or sent.code in AFTER_APPEND:
             return True
         return sent.code in AFTER_REPLICATION and sent.acks == -1
@@ -451,7 +458,7 @@ class Judge:
     # -- clusters installed again -----------------------------------------------------------------
 
     def _answers(self, attempt: Attempt) -> list[Sent]:
-        """The attempts at a record of which the broker said that it is in the log."""
+        """Return the attempts at a record whose response says that it is in the log."""
         return [
             one
             for one in self._sent(attempt)
@@ -462,8 +469,8 @@ class Judge:
     def _of_the_cluster_that_answered(
         self, attempt: Attempt, found: list[Place]
     ) -> tuple[list[Place], list[Place]]:
-        """Where a record was found, and where it was truncated, without the logs of clusters that
-        were gone when all requests were sent to which a broker answered that it has the record."""
+        """Return where a record was found and where it was truncated, without the logs of earlier
+        clusters that no longer existed when the producer sent the first acknowledged attempt."""
         truncated = self.truncated.get(attempt.value, [])
         if not self.misfortunes.incarnations:
             return found, truncated
@@ -476,8 +483,8 @@ class Judge:
         return kept, [place for place in truncated if place.topic_id not in gone]
 
     def _is_unaware(self, sent: Sent) -> Incarnation | None:
-        """The cluster to which this request was sent before the producer had heard of it; None if
-        there is none."""
+        """Return the cluster that got this request although the producer had not yet received its
+        id, or None if the request went to no such cluster."""
         for cluster in reversed(self.misfortunes.incarnations):
             if cluster.at < sent.sent_at:
                 known_at = self.wire.hears_of(cluster.cluster_id)
@@ -485,9 +492,9 @@ class Judge:
         return None
 
     def _is_left_behind(self, attempt: Attempt, error: KafkaError) -> bool:
-        """The producer gave the record up because it learned of another cluster while the record
-        was in doubt: no request held it after that. Only then may it end by the client's own
-        INCONSISTENT_CLUSTER_ID."""
+        """Return True if the producer gave the record up because it received the id of another
+        cluster while the record was in doubt, so that no later request contained it. Only then may
+        the record end with the client's own INCONSISTENT_CLUSTER_ID."""
         heard = [self.wire.hears_of(one.cluster_id) for one in self.misfortunes.incarnations]
         sent = [one.sent_at for one in self._sent(attempt)]
         left = error.outcome is Outcome.UNKNOWN and any(
@@ -498,8 +505,8 @@ class Judge:
         return left
 
     def _is_confused(self, attempt: Attempt, result: RecordMetadata) -> bool:
-        """The broker took the record for one of another producer, which has the same id from a
-        cluster of which this producer had not heard."""
+        """Return True if the broker took the record for one of another producer that has the same
+        id, from a cluster whose id this producer had not received."""
         for one in self._answers(attempt):
             cluster = self._is_unaware(one)
             if cluster is None or cluster.stranger is None:
@@ -512,8 +519,8 @@ class Judge:
         return False
 
     def _check_strangers(self) -> None:
-        """No broker took a batch of another producer for one of this producer, unless that had
-        not heard of the cluster when it sent it."""
+        """Check that no broker took a batch of another producer for one of this producer, unless
+        this producer sent it without having received the cluster's id."""
         at = {
             (*place.log, place.offset): value
             for value, places in self.places.items()
@@ -533,7 +540,7 @@ class Judge:
         took = attempt.settled_at - attempt.started_at
         stalled = self.misfortunes.stalled_s(attempt.started_at, attempt.settled_at)
         if attempt.admitted_at is not None:
-            # It no longer waits for memory: the deadline of its batch applies.
+            # The call no longer waits for memory: the deadline of the record's batch applies.
             took_then = attempt.settled_at - attempt.admitted_at
             most = self._delivery_s(attempt) + self.slack_s + stalled
             _demand(took_then <= most, "took {} s, not {}: {}", took_then, most, attempt)
@@ -549,7 +556,7 @@ class Judge:
         return self.plan.delivery_s_of(attempt.topic)
 
     def _batch_is_older(self, attempt: Attempt) -> bool:
-        """True if its batch may have been due because of a record before it."""
+        """Return True if the deadline of the batch may have been that of an earlier record."""
         begun = attempt.settled_at - self._delivery_s(attempt) + 0.002
         return any(
             other.started_at <= begun and self._may_share_batch(attempt, other)
@@ -557,7 +564,8 @@ class Judge:
         )
 
     def _check_reason(self, attempt: Attempt) -> None:
-        """A record fails before its deadline only for a reason that waiting would not remove."""
+        """Check that a record failed before its deadline only for a reason that waiting would not
+        remove."""
         error = attempt.result
         if not isinstance(error, KafkaError) or self.objects.explains(attempt):
             return
@@ -575,7 +583,7 @@ class Judge:
             return
         elif isinstance(error, BufferTimeout | MetadataTimeout) or (
             isinstance(error, SerializationError) and isinstance(error.__cause__, TimeoutError)
-        ):  # an asynchronous serializer was cancelled: the waits before it took most of the time
+        ):  # an asynchronous serializer was cancelled: earlier waits took most of the time
             least = min(self.plan.block_s, attempt.limit_s or self.plan.block_s)
             _demand(took >= least - 0.002, "failed after {} s, before its time: {}", took, attempt)
             return
@@ -583,7 +591,7 @@ class Judge:
             _demand(attempt.is_immediate, "did not wait: {} {!r}", attempt, error)
             return
         elif isinstance(error, SerializationError | ConfigError):
-            # The exception of a signal handler came while a serializer or partitioner ran.
+            # A signal handler raised while a serializer or partitioner ran.
             struck = isinstance(error.__cause__, TimeUp)
             _demand(struck, "no user object raises: {} {!r}", attempt, error)
             return
@@ -595,9 +603,10 @@ class Judge:
         code = -2 if error.code is None else error.code.number
         sequence = code in (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.INVALID_PRODUCER_EPOCH)
         if code == Code.DUPLICATE_SEQUENCE_NUMBER:
-            sequence = self.misfortunes.wrapped  # brokers of that time may not have the batch
+            sequence = self.misfortunes.wrapped  # brokers after the wrap may not have the batch
         if code == Code.UNKNOWN_PRODUCER_ID:
-            # A part of a divided batch gets no new sequence while the whole may be in the log.
+            # A part of a divided batch gets no new sequence while the whole batch may be in the
+            # log.
             sequence = any(one.code in TOO_LARGE for one in self._sent(attempt))
         in_doubt = sequence and not error.outcome.definite
         ends = code in ENDS or in_doubt
@@ -606,20 +615,19 @@ class Judge:
         self.used["codes" if ends else "retries"] += 1
 
     def _check_told(self, attempt: Attempt, error: KafkaError) -> None:
-        """The code of an error is one that the client received for this record, or one for an
-        attempt without a response."""
+        """Check that the error's code was received in a response to this record, or is the code for
+        an attempt without a response."""
         number = None if error.code is None else error.code.number
         attempts = self._sent(attempt)
         heard = [one for one in attempts if one.heard_at <= attempt.settled_at]
         if any(one.code == number for one in heard):
             return
         if isinstance(error, NetworkError):
-            return  # of an attempt that may not even have come to its connection
+            return  # of an attempt that may have failed before it reached its connection
         unheard = len(heard) < len(attempts) or any(one.code is None for one in heard)
         if unheard and (isinstance(error, ProtocolError) or number == Code.NETWORK_EXCEPTION):
-            return  # the answer cannot be read, or left the partition out
-        # Without a producer id nothing is sent, and a refused one fails the records that wait for
-        # it.
+            return  # the response cannot be read, or omits the partition
+        # Without a producer id nothing is sent. A refused InitProducerId fails the waiting records.
         refused = any(
             one.api_key == INIT_PRODUCER_ID
             and one.heard_at <= attempt.settled_at
@@ -629,20 +637,21 @@ class Judge:
         _demand(refused, "nobody told it: {} {!r} {}", attempt, error, attempts)
 
     def _may_share_batch(self, attempt: Attempt, other: Attempt) -> bool:
-        """Both may have been in one batch, and ended with it as far as `other` waited for that."""
+        """Return True if both records may have been in one batch and ended with it, as far as
+        `other` waited for that."""
         if other.topic != attempt.topic:
             return False
         if None not in (attempt.partition, other.partition) and other.where != attempt.where:
             return False
-        # An exception of a signal handler may end the call after the append.
+        # A signal handler may end the call after the append.
         left_early = other.limit_s is not None or self._is_cancelled(other) or other.is_struck
         told_later = attempt.group or other.group  # when the whole call ends
         together = abs(other.settled_at - attempt.settled_at) < 0.002
         return bool(left_early or told_later or together or self._were_divided(attempt, other))
 
     def _were_divided(self, attempt: Attempt, other: Attempt) -> bool:
-        """Both were in one batch that the broker found too large. Its parts end apart, and each has
-        the deadline of the whole."""
+        """Return True if both records were in one batch that the broker found too large. The parts
+        of the batch end separately, and each part has the deadline of the whole."""
         codes = (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE)
         refused_at = {one.sent_at for one in self._sent(attempt) if one.code in codes}
         return any(one.sent_at in refused_at for one in self._sent(other) if one.code in codes)
@@ -650,10 +659,10 @@ class Judge:
     # -- order ----------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
-        """Records submitted later are stored later (P3), as far as the order of submission is
-        certain."""
+        """Check that records submitted later are stored later (P3), where the order of submission
+        is certain."""
         logs: dict[tuple[bytes, int], list[tuple[Attempt, Place]]] = {}
-        # A new epoch keeps out what was given up before it; a new producer id cannot.
+        # A new epoch keeps abandoned batches out of the log; a new producer id cannot.
         all_count = self.plan.idempotent and self.plan.producer_epoch == 0
         for attempt in self.load.attempts:
             acked = isinstance(attempt.result, RecordMetadata)
@@ -673,13 +682,13 @@ class Judge:
             first: dict[tuple[bytes, int], Place] = {}
             for place in found:
                 first.setdefault(place.log, place)
-            return [*first.values()]  # whether there may be others is judged elsewhere
-        # Without idempotence a retry may double a record; what was acknowledged counts.
+            return [*first.values()]  # another check judges whether there may be other copies
+        # Without idempotence a retry may duplicate a record; the acknowledged copy counts.
         return [place for place in found if place.offset == attempt.result.offset]
 
     def _check_sequences(self) -> None:
-        """The sequences of each producer epoch are in the log without gaps or repetitions, except
-        where its brokers forgot the producer between two batches."""
+        """Check that the sequences of each producer epoch are in the log without gaps or
+        repetitions, except where the brokers dropped the producer's state between two batches."""
         for topic, partition in self._partitions():
             forgotten = self.misfortunes.amnesia.get((topic.topic_id, partition.index), ())
             expected: dict[tuple[int, int], int] = {}
@@ -700,7 +709,8 @@ class Judge:
     # -- hooks ----------------------------------------------------------------------------------
 
     def _check_objects(self) -> None:
-        """Each record was reported to each interceptor and plug-in once, with its outcome."""
+        """Check that each record was reported once, with its outcome, to each interceptor and
+        plug-in."""
         judged = Judged(
             self.load.attempts,
             lambda attempt: self.places.get(attempt.value, []),
@@ -727,10 +737,11 @@ class Judge:
         _demand(not sent, "{} sends while throttled", sent)
 
     def _begins_rightly(self, late: LateBeginning) -> bool:
-        """A producer begins above sequence 0 at a broker that never got what the producer had given
-        up in doubt. That may be in the log, so that what stands behind it keeps its sequences: the
-        second part of a batch that was divided, for example, of which a copy was on the wire.
-        Brokers before 2.4 refuse the batch; the producer then numbers it again."""
+        """Return True if a producer may begin above sequence 0 at this broker. The broker never
+        received the earlier batches, which the producer gave up in doubt. They may be in the log,
+        so later batches keep their sequences: for example, the second part of a divided batch of
+        which a copy was in flight. Brokers before 2.4 refuse the batch; then the producer renumbers
+        it."""
         batch = late.batch
         before = [
             self.by_value[value]
@@ -745,7 +756,7 @@ class Judge:
 
 
 def _is_given_up(attempt: Attempt) -> bool:
-    """True if it failed and may be in the log."""
+    """Return True if the record failed and may be in the log."""
     error = attempt.result
     return isinstance(error, KafkaError) and error.outcome is Outcome.UNKNOWN
 
@@ -753,15 +764,16 @@ def _is_given_up(attempt: Attempt) -> bool:
 HASTE = {
     METADATA: (1, 0.0), FIND_COORDINATOR: (5, 0.06), INIT_PRODUCER_ID: (1, 0.0),
 }  # fmt: skip
-"""Requests that may leave before the backoff of the one before them is over: so many, and this
-share of all: a connection that cannot be read is asked again. 200 seeds needed 0, 4 and 0, and in
-transactions what `more` allows."""
+"""Requests that may leave before the backoff after the previous request ends: a number, plus a
+share of all requests. A request is repeated after a response that cannot be read. 200 seeds needed
+0, 4 and 0, and in transactions what `more` allows."""
 
 
 def check_haste(wire: Wire, more: int = 0) -> None:
-    """Repeated requests obey their backoff. The limits are tight enough to notice twice the rate.
+    """Check that repeated requests obey their backoff. The limits are tight enough to detect twice
+    the rate.
 
-    `more`: requests of successive producers, none of which knows of the one before.
+    `more`: additional requests, because successive producers do not share their backoffs.
     """
     for api_key, (few, share) in HASTE.items():
         is_metadata = api_key == METADATA
@@ -771,8 +783,8 @@ def check_haste(wire: Wire, more: int = 0) -> None:
 
 
 def check_counts(cluster: FakeCluster, plan: Plan, span_s: float) -> None:
-    """No request and no dial is repeated without a pause: counts are within what the backoffs allow
-    in `span_s` seconds."""
+    """Check that no request and no connection attempt is repeated without a pause: the counts are
+    within what the backoffs allow in `span_s` seconds."""
     produce = cluster.count(PRODUCE)
     dials = Counter(dial.address for dial in cluster.network.dials)
     for address, count in dials.items():
@@ -790,7 +802,7 @@ def check_counts(cluster: FakeCluster, plan: Plan, span_s: float) -> None:
 
 
 def check_idle(metrics: dict[str, Any]) -> None:
-    """All memory and all reservations were given back."""
+    """Check that all memory and all reservations were released."""
     free, total = metrics["buffer_available_bytes"], metrics["buffer_total_bytes"]
     _demand(free == total, "{} bytes are still counted", total - free)
     for gauge in ("waiting_sends", "batches_incomplete"):
@@ -798,7 +810,8 @@ def check_idle(metrics: dict[str, Any]) -> None:
 
 
 def _inversions(entries: list[tuple[Attempt, Place]]) -> Iterator[tuple[Attempt, Attempt]]:
-    """Entries of one log that were submitted before another one began and are stored after it."""
+    """Yield pairs of entries of one log that were submitted in one order and stored in the
+    other."""
     entries.sort(key=lambda entry: entry[0].began)
     admitted = sorted(
         (entry for entry in entries if entry[0].admitted is not None),
@@ -817,7 +830,7 @@ def _inversions(entries: list[tuple[Attempt, Place]]) -> Iterator[tuple[Attempt,
 
 
 def _records(batches: list[StoredBatch]) -> Iterator[tuple[int, StoredRecord]]:
-    """Records with the number of their batch."""
+    """Yield the records with the number of their batch."""
     for number, stored in enumerate(batches):
         for record in stored.records():
             yield number, record

@@ -1,4 +1,4 @@
-"""Many seeds on several cores."""
+"""Runs many seeds on several cores."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.simulation.run import Report, run_seed
 from tests.simulation.seeds import RARE_FAULTS
 
 CHUNK = 40
-"""Seeds that a process is given at a time."""
+"""Number of seeds that a process gets at a time."""
 
 
 EXAMPLES = 5
 MANY = 1_000
-"""Seeds from which on shares of them mean something."""
+"""Minimum number of seeds for which shares of them are judged."""
 LEAST_SHARE = 0.03
-"""Of the seeds, so many must have each rare fault."""
+"""Minimum share of the seeds that must have each rare fault."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Totals:
 
     Attributes:
         faults, fault_seeds: how often each fault happened, and in how many seeds.
-        exemptions, mild_seeds: how often, and in how many seeds, the judge had to be mild.
+        exemptions, mild_seeds: how often each exemption was needed, and in how many seeds.
         mild_at: some of these seeds.
     """
 
@@ -52,7 +52,7 @@ class Totals:
     broken: dict[int, str] = field(default_factory=dict)
 
     def add(self, seed: int, found: Report | str) -> None:
-        """One more seed: its report, or how it failed."""
+        """Add one seed: its report, or the text of its failure."""
         self.seeds += 1
         if isinstance(found, str):
             self.broken[seed] = found
@@ -100,20 +100,20 @@ class Totals:
         return cls(**{**fields, **counters, "broken": broken})
 
     def too_mild(self) -> list[str]:
-        """Exemptions needed by more seeds than they should be, once there are many seeds."""
+        """Return the exemptions that more seeds needed than allowed, if there are `MANY` seeds."""
         if self.seeds < MANY:
             return []
         return [n for n, most in MOST_SEEDS.items() if self.mild_seeds[n] > most * self.seeds]
 
     def too_rare(self) -> list[str]:
-        """Rare faults that happened in fewer seeds than they should, once there are many seeds."""
+        """Return the rare faults that happened in too few seeds, if there are `MANY` seeds."""
         if self.seeds < MANY:
             return []
         return [n for n in RARE_FAULTS if self.fault_seeds[n] < LEAST_SHARE * self.seeds]
 
 
 def outcome_of(seed: int) -> tuple[int, Report | str]:
-    """A seed's report, or the text of its failure."""
+    """Return a seed and its report, or the text of its failure."""
     try:
         return seed, run_seed(seed)
     except Exception:
@@ -121,8 +121,8 @@ def outcome_of(seed: int) -> tuple[int, Report | str]:
 
 
 def run_chunk(seeds: list[int]) -> list[tuple[int, Report | str]]:
-    """Run some seeds one after the other. Garbage is collected only between them, so that each seed
-    pays for its own, and objects that existed before are not traversed again."""
+    """Run some seeds sequentially. Garbage is collected only between seeds, so that each seed is
+    charged only for its own garbage, and objects that existed before are not traversed again."""
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
@@ -132,7 +132,7 @@ def run_chunk(seeds: list[int]) -> list[tuple[int, Report | str]]:
             found.append(outcome_of(seed))
             gc.collect()
     finally:
-        if not was_frozen:  # `unfreeze` would also return what the caller has frozen
+        if not was_frozen:  # `unfreeze` would also unfreeze the objects that the caller froze
             gc.unfreeze()
         if was_enabled:
             gc.enable()
@@ -140,7 +140,7 @@ def run_chunk(seeds: list[int]) -> list[tuple[int, Report | str]]:
 
 
 def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Report | str]]:
-    """Of all seeds, as they come."""
+    """Yield the outcomes of all seeds as they complete."""
     wanted = list(seeds)
     chunks = [wanted[start : start + CHUNK] for start in range(0, len(wanted), CHUNK)]
     if jobs == 1:
@@ -153,8 +153,8 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Report | st
 
 
 class Journal:
-    """Slices that were run completely, one line of JSON each, so that a long run continues where it
-    was stopped. Lines of another version of the code are ignored."""
+    """A journal of the complete slices, one JSON line each, so that a long run can resume after an
+    interruption. Lines of another version of the code are ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -165,17 +165,18 @@ class Journal:
             try:
                 entry = json.loads(line)
             except ValueError:
-                continue  # cut off when the run was stopped
+                continue  # truncated when the run was stopped
             if entry["code"] == self._code:
                 totals = Totals.from_json(entry["totals"])
                 self._known[entry["first"], entry["last"]] = totals, entry["seconds"]
 
     def find(self, seeds: range) -> tuple[Totals, float] | None:
-        """What a slice came to, and the seconds it took, if it was run before."""
+        """Return the totals of a slice and the seconds it took, or None if it is not in the
+        journal."""
         return self._known.get((seeds.start, seeds.stop))
 
     def add(self, seeds: range, totals: Totals, seconds: float) -> None:
-        """Note a slice that has been run."""
+        """Store a complete slice."""
         entry = {
             "code": self._code, "first": seeds.start, "last": seeds.stop, "seconds": seconds,
             "totals": totals.to_json(),
@@ -186,7 +187,7 @@ class Journal:
 
 
 def fingerprint() -> int:
-    """A checksum over the sources of the package and of the simulation."""
+    """Return a checksum over the sources of the package and of the simulation."""
     root = Path(__file__).parents[2]
     checksum = 0
     for folder in ("aiokprod", "tests/simulation"):
@@ -197,7 +198,7 @@ def fingerprint() -> int:
 
 
 def slices(seeds: range, size: int) -> list[range]:
-    """Consecutive parts of a range; they begin at multiples of their size, whatever was asked."""
+    """Return consecutive parts of a range, cut at multiples of `size` regardless of the start."""
     cuts = range(seeds.start // size * size + size, seeds.stop, size)
     bounds = [seeds.start, *cuts, seeds.stop]
     return [range(first, last) for first, last in itertools.pairwise(bounds)]

@@ -12,10 +12,10 @@ ANYWHERE: Where = ("any", None)
 
 
 class Progress:
-    """Which partitions have had no outcome for how long.
+    """Measures how long each partition has had no outcome.
 
     Args:
-        limit_s: seconds without an outcome from which on a partition counts as stuck.
+        limit_s: seconds without an outcome after which a partition is stuck.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -23,11 +23,11 @@ class Progress:
         self._moved: dict[Where, tuple[set[int], float]] = {}
 
     def check(self, pending: Sequence[Attempt], at: float) -> None:
-        """Take note of the records that have no outcome at this instant.
+        """Record which records have no outcome at this instant.
 
         A record whose call has not returned a handle may wait for memory that any partition holds,
-        and what `send` keeps to itself may be queued in any partition. Such records are stuck only
-        while no record at all gets an outcome.
+        and the record of a `send` may be queued in any partition. Such records are stuck only while
+        no record at all gets an outcome.
 
         Raises:
             Violation: a partition is stuck.

@@ -1,4 +1,4 @@
-"""Faults of few seeds, drawn from a separate generator, so that all other seeds stay the same."""
+"""Faults of few seeds, drawn from a separate generator so that all other seeds stay the same."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from tests.simulation.workload import Load
 
 EXPIRATION_MS = 600_000
-"""producer.id.expiration.ms, lowered as far as the engine allows (`sequences.STATE_KEPT_S`)."""
+"""producer.id.expiration.ms, the lowest value that the engine allows (`sequences.STATE_KEPT_S`)."""
 PAUSE_S = (720.0, 800.0)
-"""A pause after which every broker has forgotten the producer. It is longer by what a batch that
-was sent before it may take."""
+"""Minimum and maximum seconds of a pause after which every broker has dropped the producer's state.
+They include the time that an earlier batch may take."""
 REFUSALS = (6, 7, 19)
-"""Codes by which a broker refuses the first batch after a pause. All are retriable, and here none
+"""Codes with which a broker refuses the first batch after a pause. All are retriable, and here none
 of them follows an append."""
 
 
 class RareFaults:
     """The rare faults of one seed.
 
-    Those that had an effect are added to `Misfortunes.done` by their names.
+    The name of each fault that had an effect is appended to `Misfortunes.done`.
     """
 
     def __init__(
@@ -62,17 +62,16 @@ class RareFaults:
     # -- producer state that expires --------------------------------------------------------------
 
     async def pause(self) -> None:
-        """The application sends nothing to most partitions until every broker has forgotten the
-        producer there. Then several records of a partition follow each other, and the broker
-        refuses the first batch. It would take any batch behind it for the first one of an unknown
-        producer."""
+        """Send nothing to most partitions until every broker has dropped the producer's state
+        there. Then send several records to a partition and let the broker refuse the first batch:
+        without the state it would accept any later batch as the first one."""
         if self.rng.random() < 0.7:
             self.misfortunes.heal()
         busy = {topic: self.rng.randrange(PARTITIONS) for topic in TOPICS}
         ends_at = now() + self.rng.uniform(*PAUSE_S)
         while now() < ends_at:
             await asyncio.sleep(min(self.rng.uniform(60.0, 250.0), ends_at - now()))
-            for topic, partition in busy.items():  # so that the client does not drop the topic
+            for topic, partition in busy.items():  # so that the client keeps the topic
                 self.load.submit_later(topic, partition, 0)
         self.check_expiration_now()
         idle = [(t, p) for t in TOPICS for p in range(PARTITIONS) if p != busy[t]]
@@ -90,12 +89,12 @@ class RareFaults:
         remove()
 
     async def check_expiration(self) -> None:
-        """Brokers look for producers to forget by the timestamps of their last batches. Those with
-        old timestamps are forgotten although they send all the time."""
+        """Expire producer state by the timestamps of the last batches. Producers with old
+        timestamps lose their state although they send continuously."""
         self.check_expiration_now()
 
     def check_expiration_now(self) -> None:
-        """Brokers do so every producer.id.expiration.check.interval.ms (10 minutes)."""
+        """Brokers do this every producer.id.expiration.check.interval.ms (10 minutes)."""
         expired = self.cluster.expire_producers(EXPIRATION_MS)
         for partition in expired:
             log = self.cluster.topics[partition.topic].topic_id, partition.index
@@ -106,12 +105,12 @@ class RareFaults:
     # -- a cluster installed again ----------------------------------------------------------------
 
     async def reinstall(self) -> None:
-        """All brokers end; a new cluster starts at their addresses."""
+        """Stop all brokers and start a new cluster at their addresses."""
         old = {name: self.cluster.topics[name].topic_id for name in TOPICS}
-        # The old disks hold batches of another producer if there was one: its ids are given out
-        # again, and no client can tell whose batch a broker knows.
+        # With a second producer, the old disks hold its batches: its ids are allocated again, and
+        # no client can detect whose batch a broker has.
         kinds = KINDS[:2] if self.misfortunes.incarnations else KINDS
-        # If ids have few epochs, all those that the producer would get again are used up.
+        # If ids have few epochs, all ids that the producer would get again are exhausted.
         first_id = self.cluster.next_producer_id if self.plan.producer_epoch else 0
         made = reinstall(self.cluster, self.rng.choice(kinds), self.rng, first_id)
         for name, topic_id in old.items():
@@ -122,7 +121,7 @@ class RareFaults:
                 forgotten = self.misfortunes.amnesia.get((topic_id, index))
                 if forgotten and made.kind != "empty":
                     self.misfortunes.amnesia[log] = [*forgotten]
-        if made.kind != "disks":  # whose ids are those of the old batches
+        if made.kind != "disks":  # "disks": its ids are those of the old batches
             made.stranger = Stranger(
                 self.cluster, random.Random(self.rng.random()), made.cluster_id
             )

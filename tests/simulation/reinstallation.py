@@ -1,4 +1,5 @@
-"""A cluster that is installed again at the same addresses, and another producer of the new one."""
+"""A cluster that is installed again at the same addresses, and another producer of the new
+cluster."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from tests.scenarios.scenario_helpers import clock, now
 from tests.simulation.seeds import PARTITIONS, TOPICS
 
 KINDS = ("empty", "mirrored", "disks", "disks")
-"""Logs of the new cluster: none; those of a mirror, whose records have other offsets and no
-producer id; or those of the old disks with the state of the producers, after the loss of the
-controllers' data. A mirror and a backup may lack the newest batches."""
+"""Logs of the new cluster: "empty" has none. "mirrored" has those of a mirror, whose records have
+other offsets and no producer id. "disks" has those of the old disks with the producers' state,
+after the controllers' data was lost. A mirror and a backup may lack the newest batches."""
 
 MAX_EPOCH = 2**15 - 1
 WRITES = 40
 EVERY_S = 0.15
 MARK = b"stranger/"
-"""How the values of another producer's records begin."""
+"""Prefix of the values of another producer's records."""
 
 
 @dataclass(eq=False)
@@ -45,7 +46,7 @@ class Incarnation:
 
 @dataclass(frozen=True)
 class Misled:
-    """A batch of the stranger that a broker took for another one, at this offset."""
+    """A batch of the stranger that a broker took for another batch, which has this offset."""
 
     at: float
     log: tuple[bytes, int]
@@ -53,8 +54,8 @@ class Misled:
 
 
 def reinstall(cluster: FakeCluster, kind: str, rng: random.Random, first_id: int) -> Incarnation:
-    """Install the cluster again: a new cluster id, producer ids from `first_id`, new topics. Old
-    topics are in `cluster.deleted`."""
+    """Install the cluster again, with a new cluster id, producer ids from `first_id` and new
+    topics. The old topics are in `cluster.deleted`."""
     for number, broker in cluster.brokers.items():
         if broker.is_up:
             cluster.kill(number)
@@ -101,7 +102,7 @@ class Stranger:
     """Another idempotent producer of one cluster. It appends one record at a time and never loses a
     response.
 
-    Like Java's, it bumps its epoch if a broker refuses its sequence or its epoch.
+    Like Java's producer, it bumps its epoch if a broker refuses its sequence or its epoch.
     """
 
     cluster: FakeCluster
@@ -114,7 +115,8 @@ class Stranger:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def start(self, after_s: float, epochs: int) -> None:
-        """Write from then on. `epochs`: how often it has bumped its epoch before that."""
+        """Start to append records after `after_s` seconds. `epochs` is the number of earlier epoch
+        bumps."""
         loop = clock()
         loop.world_at(loop.time() + after_s, self._begin, epochs)
 
@@ -139,7 +141,7 @@ class Stranger:
             loop.world_at(loop.time() + EVERY_S, self._write, left - 1)
 
     def _append(self, partition: Partition) -> bool:
-        """Append one record; False if the broker refuses its sequence or epoch."""
+        """Append one record. Return False if the broker refuses its sequence or epoch."""
         where, log = (partition.topic, partition.index), partition.log
         epoch, sequence = self._next.get(where, (self.epoch, 0))
         stamp = self.cluster.unix_ms()

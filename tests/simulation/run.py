@@ -1,4 +1,4 @@
-"""One seed from beginning to end: load and faults, recovery, checks."""
+"""One seed from start to end: load and faults, recovery, checks."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ from tests.simulation.wire_log import Wire
 from tests.simulation.workload import Attempt, Habit, Load
 
 LONGEST_S = 3_600.0
-"""Virtual seconds after which a seed counts as hanging; healthy ones take some hundred at most."""
+"""Virtual seconds after which a seed counts as hanging; healthy seeds take a few hundred at
+most."""
 MOST_PASSES = 200_000
-"""Iterations of the event loop after which a seed counts as hanging; healthy ones make some
+"""Iterations of the event loop after which a seed counts as hanging; healthy seeds need a few
 thousand."""
 STUCK_S = 6.0
-"""Once everything is healed, no partition with records waiting may go longer without an outcome:
-three backoffs of 1 s each with jitter, and what the cluster needs."""
+"""Maximum seconds without an outcome, after all faults have ended, for a partition with waiting
+records: three backoffs of 1 s each with jitter, and the time that the cluster needs."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Report:
     """The result of a seed.
 
     Attributes:
-        trace: checksum over every byte delivered, when, and over every outcome.
-        exemptions: how often the judge had to be mild, by name (`exemptions.EXEMPTIONS`).
+        trace: checksum over every delivered byte with its time, and over every outcome.
+        exemptions: how often each exemption was needed, by name (`exemptions.EXEMPTIONS`).
     """
 
     seed: int
@@ -110,13 +111,13 @@ def _run(plan: Plan, seed: int) -> Report:
 
 
 def bound_passes(loop: VirtualLoop) -> None:
-    """Let the loop raise LivelockError once it has made `MOST_PASSES`: one whose clock creeps would
-    reach neither its limit of idle passes nor its limit of virtual time."""
+    """Let the loop raise LivelockError after `MOST_PASSES` iterations. A loop whose clock advances
+    in tiny steps would reach neither its limit of idle passes nor its limit of virtual time."""
     advance = loop._advance
 
     def bounded(timeout: float | None) -> list[WorldHandle]:
         if loop.passes >= MOST_PASSES:
-            del loop._advance  # the cleanup after the run makes more passes
+            del loop._advance  # the cleanup after the run needs more iterations
             raise LivelockError(
                 f"{MOST_PASSES} loop passes until virtual time {loop.time():.3f}\n"
                 + loop.describe_tasks()
@@ -172,7 +173,7 @@ class Simulation:
         return self.cluster.unix_ms() + self.misfortunes.wall_offset_ms
 
     async def main(self) -> Report:
-        """The run; returns when the producer is closed and everything is checked."""
+        """Run the simulation; return when the producer is closed and everything is checked."""
         loop = clock()
         bound_passes(loop)
         loop.executor_delay_s = self.plan.executor_delay_s
@@ -196,8 +197,9 @@ class Simulation:
         return self._report()
 
     def _allow_interrupts(self, loop: VirtualLoop) -> None:
-        """Exceptions of hooks that are not an `Exception`, and those of signal handlers while an
-        outcome is reported to a hook, are passed to the loop; they must not stop it."""
+        """Collect the exceptions that are passed to the loop: hook exceptions that are not an
+        `Exception`, and those of signal handlers while an outcome is reported to a hook. They must
+        not stop the loop."""
 
         def collect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             error = context.get("exception")
@@ -238,7 +240,7 @@ class Simulation:
                 await LastFault(self).strike()
                 await self._settle_down()
                 await self.fresh(TOPICS[0], 0)
-            await self.producer.flush(self.plan.delivery_s)  # what hooks of fresh records sent
+            await self.producer.flush(self.plan.delivery_s)  # records of the hooks of fresh records
             await self._all_settled(0.0)
             check_idle(self.producer.metrics())
             return
@@ -255,7 +257,7 @@ class Simulation:
         check_idle(self.producer.metrics())
 
     async def _cancel_a_task(self) -> None:
-        """F69: other code cancels one of the producer's tasks."""
+        """Cancel one of the producer's tasks, as other code may do (F69)."""
         own = [t for t in asyncio.all_tasks() if t.get_name() in _BACKGROUND]
         if not own:
             await self._close_early()
@@ -279,13 +281,15 @@ class Simulation:
         _demand(not left, f"never settled: {left[:2]}")
 
     async def _settle_down(self) -> None:
-        """All faults are over: everything ends in time, and no partition is stuck."""
+        """After all faults have ended, check that everything ends in time and no partition is
+        stuck."""
         await self._servable()
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
-        # Five batches whose records are no longer awaited may go first, one at a time because they
-        # are retries, each behind five requests that a slow cluster answers one by one.
+        # Five batches whose records are no longer awaited may be sent first. They are retries, so
+        # they are sent one at a time, each after five requests that a slow cluster processes one by
+        # one.
         replication_s = self.plan.cluster["replication_s"]
         limit = STUCK_S + 12 * self.plan.late_timers_s + (1 + 5) * 5 * replication_s
         progress = Progress(limit + self._connecting_s())
@@ -302,21 +306,22 @@ class Simulation:
             _demand(not still, f"a call hangs: {list(still)[:2]}")
 
     def _longest(self, attempt: Attempt) -> float:
-        """Until what is known of a bulk call, every record of it may have had to wait."""
+        """Return the maximum seconds of an attempt. Until more is known about a bulk call, each of
+        its records may have waited."""
         return longest(self.plan, attempt, max(1, len(attempt.group))) + self._slack(
             attempt.started_at
         )
 
     async def _servable(self) -> None:
-        """Wait until elections have ended; then the cluster can serve everything."""
+        """Wait until elections have ended, so that the cluster can process all requests."""
         await asyncio.sleep(self.cluster.failover_s + self.cluster.controller_s + 0.5)
 
     async def _fresh_records(self) -> None:
-        """Recovery (P11): every partition accepts a record within two seconds."""
+        """Check that every partition accepts a record within two seconds after recovery (P11)."""
         for link in self.cluster.network.links:
             if link.is_open:
                 link.reset()
-        # Partitions that the producer has not heard of take metadata, for max_block_ms at most.
+        # Unknown partitions require metadata, which may take up to max_block_ms.
         time_to_learn = self.plan.block_s >= self.recovery_s()
         for topic in TOPICS:
             count = len(self.cluster.topics[topic].partitions) if time_to_learn else PARTITIONS
@@ -331,21 +336,22 @@ class Simulation:
         return attempt
 
     async def fresh(self, topic: str, partition: int) -> None:
-        """One more record, which must be acknowledged in time."""
+        """Send one more record, which must be acknowledged in time."""
         began = now()
         attempt = await self._lone(topic, partition)
         while isinstance(attempt.result, BaseException) and now() - began <= self.recovery_s():
             if self.recovery_s() <= self._patience_s(attempt):
                 self.refused_fresh.append(attempt)  # must have used up its retries
             if attempt.settled_at == attempt.started_at:
-                await asyncio.sleep(TICK)  # refused at once: time passes, or this never ends
+                await asyncio.sleep(TICK)  # refused at once: let time pass, or this loop never ends
             attempt = await self._lone(topic, partition)
         took = attempt.settled_at - began
         good = not isinstance(attempt.result, BaseException)
         _demand(good and took <= self.recovery_s(), f"a fresh record took {took} s: {attempt}")
 
     def _patience_s(self, attempt: Attempt) -> float:
-        """How long a record may take, if that is why it failed; it may be less than recovery."""
+        """Return the timeout that failed the record (it may be shorter than recovery), or
+        infinity."""
         if isinstance(attempt.result, DeliveryTimeout):
             return self.plan.delivery_s_of(attempt.topic)
         if isinstance(attempt.result, BufferTimeout | MetadataTimeout):
@@ -353,12 +359,13 @@ class Simulation:
         return math.inf
 
     def _connecting_s(self) -> float:
-        """What slow handshakes add: one that is too short, a pause, one that succeeds, and the same
-        again for the leader that the metadata names."""
+        """Return the time that slow handshakes add: one that times out, a pause and one that
+        succeeds, and the same again for the leader in the metadata."""
         return 4 * self.temperaments.handshake_s
 
     def recovery_s(self) -> float:
-        """Within which a record is acknowledged once everything is well (P11)."""
+        """Return the seconds within which a record must be acknowledged after all faults have ended
+        (P11)."""
         slow_s: float = self.plan.cluster["replication_s"]
         throttle_s = self.temperaments.throttle_ms / 1000
         late_s = 10 * self.plan.late_timers_s
@@ -367,12 +374,12 @@ class Simulation:
     # -- judgment -------------------------------------------------------------------------------
 
     def _slack(self, since: float) -> float:
-        """The additional time that a call may take because of late timers and stalls since it
-        began."""
+        """Return the additional time that a call may take because of late timers and of stalls
+        since its start."""
         return TICK + 5 * self.plan.late_timers_s + self.misfortunes.stalled_s(since, now())
 
     async def _report_dropped(self) -> None:
-        """Records whose call was never run to its end are reported when they are deleted."""
+        """Check that records whose calls never completed are reported when they are deleted."""
         self.objects.is_calm = True
         if self.plan.objects:
             gc.collect()

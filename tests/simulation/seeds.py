@@ -1,4 +1,4 @@
-"""The meaning of a seed: the producer's options, the cluster, the possible faults."""
+"""The meaning of a seed: the producer's options, the cluster and the possible faults."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TOPICS = ("t", "u")
 PARTITIONS = 3
 PROFILES = ("2.1", "2.8", "3.9", "4.0", "4.3", "4.3", "4.3")
 OLD_PROFILES = ("0.11", "1.0", "2.4")
-"""Drawn as the temperament `old_versions`."""
+"""Version profiles drawn for the temperament `old_versions`."""
 
 TEMPERAMENTS = (
     "leaderless_without_code", "epochs_missing", "epochs_zero", "no_topic_ids",
     "differing_metadata", "null_in_errors", "errors_after_append", "unknown_codes", "throttling",
     "slower_than_timeouts", "capped_versions", "old_versions", "slow_handshakes",
 )  # fmt: skip
-"""Names of methods of `Temperaments`; two seeds of three have one to three of them."""
+"""Names of methods of `Temperaments`. Two of three seeds have one to three of them."""
 
 HABITS = ("serializer", "interceptor", *("",) * 14)
 
@@ -29,12 +29,12 @@ OBJECTS = (
     "key_serializer", "value_serializer", "header_serializer", "async_serializer", "partitioner",
     "interceptor", "interceptor", "plugin", "plugin",
 )  # fmt: skip
-"""What an application may give to its producer (`user_objects.UserObjects`)."""
+"""User objects that an application may pass to its producer (`user_objects.UserObjects`)."""
 OBJECTS_EVERY = 3
-"""One seed in so many has one to four of them."""
+"""One seed in this number has one to four such objects."""
 
 UNKNOWN_CODES = (500, 9_999, -77)
-"""Error codes no version of Kafka has."""
+"""Error codes that no version of Kafka defines."""
 
 MENU = (
     "kill", "stop", "pause", "move", "controller", "fail", "duplicate", "reset", "blackhole",
@@ -46,45 +46,46 @@ MENU = (
 
 
 RARE_TEMPERAMENTS = ("producer_ids_unavailable",)
-"""More of them, of idempotent producers: each is in one seed in `RARE_EVERY`."""
+"""Further temperaments of idempotent producers. Each of them is in one seed in `RARE_EVERY`."""
 RARE_EVERY = 6
 
 LAST_FAULTS = ("frozen_leader", "far_broker", "refused_connections")
 """Names of methods of `LastFault`. One seed in `LAST_FAULT_EVERY` has one of them."""
 LAST_FAULT_EVERY = 12
 RECREATED = "recreated_topic"
-"""Another one, of as many seeds with an idempotent producer."""
+"""Another last fault, in the same share of the seeds with an idempotent producer."""
 
 MOST_LATE_S = 0.05
-"""Timers of such a seed are late by no more: the fault is judged by how long something takes."""
+"""Maximum delay of timers in such a seed: the fault is judged by how long an operation takes."""
 
 STEPS = 30
-"""Steps of the bad times: after each there is one fault."""
+"""Number of steps of the bad times. Each step ends with one fault."""
 
 RARE_FAULTS = {"expiry": 10, "reinstallation": 10, "sessions": 6}
-"""Each is in one seed in so many, but see `_with_rare_faults`. `RareFaults` causes the first two,
-and `Sessions` are for the whole run."""
+"""Each fault is in one seed in the given number, except as `_with_rare_faults` says. `RareFaults`
+causes the first two; `Sessions` last for the whole run."""
 WITHOUT_SESSIONS = ("0.11", "1.0", "2.1")
 """Versions before KIP-368."""
 
 PROFILE_EVERY = 4
-"""One seed in so many has a profile for one topic or both."""
+"""One seed in this number has a profile for one or both topics."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One seed, drawn in full before anything happens.
+    """One seed, drawn completely before the run starts.
 
     Attributes:
-        late_timers_s: most seconds a timer is late.
+        late_timers_s: maximum delay of a timer in seconds.
         executor_delay_s: seconds a worker thread takes to compress a batch.
-        depth: most brokers that are down at the same time.
-        ending: "heal" (all faults end), "close" (the producer is closed in the middle of them) or
-            "stranger" (other code cancels one of its tasks).
+        depth: maximum number of brokers that are down at the same time.
+        ending: "heal" (all faults end), "close" (the producer is closed during faults) or
+            "stranger"
+            (other code cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
         temperaments: names of methods of `Temperaments`.
         last_fault: name of a method of `LastFault` (of `LAST_FAULTS`, or `RECREATED`), or "".
-        habit: "serializer" or "interceptor" if the application's own one submits now and then.
+        habit: "serializer" or "interceptor" if the application's object submits records itself.
         objects: serializers, a partitioner, interceptors and plug-ins (of `OBJECTS`).
         rare_faults: of `RARE_FAULTS`.
     """
@@ -110,12 +111,12 @@ class Plan:
 
     @property
     def durable(self) -> bool:
-        """Acknowledged records must stay in the log (P1)."""
+        """True if acknowledged records must stay in the log (P1)."""
         return bool(self.options["acks"] == "all")
 
     @property
     def ordered(self) -> bool:
-        """Records must be stored in the order of submission (P3)."""
+        """True if records must be stored in the order of submission (P3)."""
         return self.idempotent or (
             self.durable and self.options["max_in_flight_requests_per_connection"] == 1
         )
@@ -140,12 +141,12 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """The plan of a seed: always the same one."""
+    """Return the plan of a seed, which is always the same."""
     rng = random.Random(seed)
     options = _options(rng)
     cluster = _cluster(rng)
     if cluster["replication_s"] > 0.1 and options["request_timeout_ms"] < 3_000:
-        # Brokers serve a connection's requests one by one: five would take longer than a timeout.
+        # Brokers process a connection's requests one by one: five would take longer than a timeout.
         options["delivery_timeout_ms"] += 2_500
         options["request_timeout_ms"] = 3_000
     temperaments = _temperaments(seed, options, cluster)
@@ -168,8 +169,8 @@ def plan_of(seed: int) -> Plan:
 
 
 def _with_rare_faults(plan: Plan) -> Plan:
-    """Drawn from a separate generator, so that seeds without such a fault stay the same. A last
-    fault is judged by the time that something takes, which they would change."""
+    """Draw rare faults from a separate generator, so that seeds without them stay the same. Seeds
+    with a last fault get none: it is judged by durations, which rare faults would change."""
     rng = random.Random(plan.seed * 101 + 43)
     drawn = [name for name, every in RARE_FAULTS.items() if not rng.randrange(every)]
     if plan.last_fault or not drawn:
@@ -180,20 +181,20 @@ def _with_rare_faults(plan: Plan) -> Plan:
         drawn.remove("sessions")
     options = dict(plan.options)
     if "expiry" in drawn:
-        options["metadata_max_age_ms"] = 300_000  # thousands of requests in a pause show nothing
-        options["metadata_max_idle_ms"] = 3_600_000  # with the topic the sequences are dropped
+        options["metadata_max_age_ms"] = 300_000  # avoids thousands of metadata requests in a pause
+        options["metadata_max_idle_ms"] = 3_600_000  # dropping the topic would drop its sequences
     return replace(plan, options=options, rare_faults=tuple(drawn))
 
 
 def _with_profile(plan: Plan) -> Plan:
-    """Some topics get a profile. Drawn from a separate generator, so that seeds without one stay
-    the same."""
+    """Draw profiles for topics from a separate generator, so that seeds without one stay the
+    same."""
     rng = random.Random(plan.seed * 97 + 41)
     if rng.randrange(PROFILE_EVERY) or plan.last_fault:
         return plan
     codecs = [*CODEC_NAMES]
     if {"old_versions", "capped_versions"} & set(plan.temperaments):
-        codecs.remove("zstd")  # needs a version that brokers may not have (KIP-110)
+        codecs.remove("zstd")  # requires a version that brokers may not have (KIP-110)
     least_ms = plan.options["request_timeout_ms"] + 700
     if "slow_handshakes" in plan.temperaments:
         least_ms = max(15_000, least_ms)
@@ -208,8 +209,8 @@ def _with_profile(plan: Plan) -> Plan:
 
 
 def _with_objects(plan: Plan) -> Plan:
-    """Drawn from a separate generator, so that seeds without such objects stay the same. A last
-    fault is judged by the time that something takes, which they would change."""
+    """Draw user objects from a separate generator, so that seeds without them stay the same. Seeds
+    with a last fault get none: it is judged by durations, which user objects would change."""
     rng = random.Random(plan.seed * 89 + 37)
     if rng.randrange(OBJECTS_EVERY) or plan.habit or plan.last_fault:
         return plan
@@ -217,14 +218,15 @@ def _with_objects(plan: Plan) -> Plan:
 
 
 def _with_rare_temperaments(plan: Plan) -> Plan:
-    """Drawn from a separate generator, so that seeds without such a temperament stay the same."""
+    """Draw rare temperaments from a separate generator, so that seeds without them stay the
+    same."""
     rng = random.Random(plan.seed * 71 + 13)
     drawn = tuple(name for name in RARE_TEMPERAMENTS if not rng.randrange(RARE_EVERY))
     return replace(plan, temperaments=plan.temperaments + drawn) if plan.idempotent else plan
 
 
 def _with_recreated_topic(plan: Plan) -> Plan:
-    """Like `_with_last_fault`, with another generator."""
+    """Draw the recreated topic like `_with_last_fault`, from another generator."""
     rng = random.Random(plan.seed * 79 + 23)
     if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal" or plan.last_fault:
         return plan
@@ -232,13 +234,13 @@ def _with_recreated_topic(plan: Plan) -> Plan:
         return plan
     options, cluster = dict(plan.options), dict(plan.cluster)
     options.update(delivery_timeout_ms=60_000, max_block_ms=20_000, metadata_max_age_ms=300_000)
-    # Topics have ids in the metadata, and Produce names them all the same.
+    # The metadata contains topic ids, and Produce still names the topics.
     cluster["version_profile"] = rng.choice(("2.8", "3.9"))
     return replace(plan, options=options, cluster=cluster, last_fault=RECREATED)
 
 
 def _with_last_fault(plan: Plan) -> Plan:
-    """Drawn from a separate generator, so that seeds without such a fault stay the same. Options
+    """Draw a last fault from a separate generator, so that seeds without one stay the same. Options
     that would hide the fault are replaced."""
     rng = random.Random(plan.seed * 67 + 3)
     if rng.randrange(LAST_FAULT_EVERY) or plan.ending != "heal":
@@ -247,13 +249,13 @@ def _with_last_fault(plan: Plan) -> Plan:
     options, cluster = dict(plan.options), dict(plan.cluster)
     options["delivery_timeout_ms"] = 60_000
     if name != "refused_connections" and options["acks"] == 0:
-        options["acks"] = 1  # without answers nothing is in flight
+        options["acks"] = 1  # without responses nothing is in flight
     if name == "frozen_leader":
         options.update(max_block_ms=20_000, buffer_memory=1_000_000, compression_type="none")
         cluster["brokers"] = max(2, cluster["brokers"])
     elif name == "far_broker":
         if cluster["version_profile"] == "0.11":
-            return plan  # must be asked one request at a time (`_temperaments`)
+            return plan  # accepts only one request at a time (`_temperaments`)
         options.update(
             max_block_ms=20_000,
             request_timeout_ms=10_000,
@@ -268,21 +270,21 @@ def _with_last_fault(plan: Plan) -> Plan:
 
 
 def _temperaments(seed: int, options: dict[str, Any], cluster: dict[str, Any]) -> tuple[str, ...]:
-    """Drawn from a separate generator, so that they change nothing else about a seed."""
+    """Draw temperaments from a separate generator, so that they change nothing else in a seed."""
     rng = random.Random(seed * 31 + 17)
     drawn = tuple(rng.sample(TEMPERAMENTS, rng.choice((0, 1, 1, 1, 2, 3))))
     if "slow_handshakes" in drawn:
         options["socket_connection_setup_timeout_ms"] = 500
         options["socket_connection_setup_timeout_max_ms"] = 4_000
-        # Records and callers outlive a handshake that fails and one that succeeds.
+        # Records and calls outlast a failed handshake and a successful one.
         options["delivery_timeout_ms"] = max(15_000, options["delivery_timeout_ms"])
         options["max_block_ms"] = 20_000
     if "old_versions" in drawn:
         cluster["version_profile"] = profile = rng.choice(OLD_PROFILES)
         if profile != "2.4" and options["compression_type"] == "zstd":
-            options["compression_type"] = "lz4"  # zstd came with 2.1 (KIP-110)
+            options["compression_type"] = "lz4"  # zstd was added in 2.1 (KIP-110)
         if profile == "0.11":
-            # Its brokers recognise a repetition of the last batch alone (KAFKA-5494).
+            # Its brokers recognise only a repetition of the last batch (KAFKA-5494).
             options["max_in_flight_requests_per_connection"] = 1
     return drawn
 

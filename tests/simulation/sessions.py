@@ -1,4 +1,4 @@
-"""SASL sessions that expire, of a client that is throttled (KIP-368, KIP-219)."""
+"""Expiring SASL sessions of a throttled client (KIP-368, KIP-219)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tests.simulation.wire_log import API_VERSIONS, SASL_AUTHENTICATE, SASL_HAND
 USER, PASSWORD = "simulated", "password-of-the-simulation"
 LIFETIMES_S = (2.0, 5.0, 5.0, 15.0)
 PUNCTUAL_S = 0.05
-"""Timers that are late by more might not renew the shortest session in time."""
+"""Maximum delay of timers. With later timers the shortest session might not be renewed in time."""
 THROTTLES_MS = (20, 400, 2_000)
 MOST_THROTTLED_S = max(THROTTLES_MS) / 1000
 LATEST_RENEWAL = 0.95
-"""Share of a lifetime after which a client sends nothing before it has renewed the session."""
+"""Share of a lifetime after which a client must renew the session before it sends another
+request."""
 OPTIONS: dict[str, Any] = {
     "security_protocol": "SASL_PLAINTEXT",
     "sasl_allow_cleartext": True,
@@ -31,7 +32,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Sessions:
-    """Brokers that require SASL, whose sessions are short, and which throttle now and then."""
+    """Brokers that require SASL, whose sessions are short, and which throttle occasionally."""
 
     def __init__(self, plan: Plan, cluster: FakeCluster) -> None:
         self._rng = random.Random(plan.seed * 113 + 61)
@@ -43,7 +44,7 @@ class Sessions:
         cluster.answer_filters.append(self._throttled)
 
     def calm(self) -> None:
-        """End the throttling. Sessions are as short as before."""
+        """End the throttling. Sessions stay short."""
         self._is_calm = True
 
     def _throttled(self, request: Request, message: Any) -> Any:
@@ -55,11 +56,12 @@ class Sessions:
         return dataclasses.replace(message, throttle_time_ms=self._rng.choice(THROTTLES_MS))
 
     def check(self, wire: Wire, stalled_s: Callable[[float, float], float]) -> int:
-        """Check all connections; returns how many sessions were renewed.
+        """Check all connections, and return how many sessions were renewed.
 
         Raises:
             Violation: a request left after the client should have renewed its session, or a renewal
-                began before the responses to all requests were received.
+                began
+                before the responses to all requests were received.
         """
         renewed = 0
         for exchanges in wire.connections():

@@ -1,4 +1,4 @@
-"""The watch over leader epochs: which steps back it allows."""
+"""The check of leader epochs: which decreases are allowed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ BACK_AT_S = 10.0
 
 
 def told(epoch: int, *, sent_at: float, heard_at: float) -> Exchange:
-    """A Metadata request whose response has this epoch for partition 0, seconds after the start."""
+    """Return a Metadata request whose response has this epoch for partition 0. Times are seconds
+    since the start."""
     body = None if heard_at == math.inf else answer(topic("t", [partition(0, epoch=epoch)]))
     return Exchange(METADATA, 13, 1, sent_at, b"", ("broker", 9092), math.inf, heard_at, body)
 
 
 def lower(count: int) -> list[Exchange]:
-    """Fetches with epoch 0, one a second, the last one heard when the epoch goes back."""
+    """Return fetches with epoch 0, one per second. The last response arrives when the epoch
+    decreases."""
     return [told(0, sent_at=at - 0.5, heard_at=at) for at in (BACK_AT_S - n for n in range(count))]
 
 
 def judged(exchanges: list[Exchange]) -> None:
-    """The epoch goes back from `KNOWN` to 0. Raises Violation if that is not allowed."""
+    """Let the epoch decrease from `KNOWN` to 0. Raise Violation if that is not allowed."""
 
     def snapshot(epoch: int) -> ClusterSnapshot:
         cache = metadata()

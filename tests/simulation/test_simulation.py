@@ -1,7 +1,7 @@
 """Seeded runs with all faults at once: safety, liveness and leaks per seed.
 
-A few seeds of every day, so that the tracer sees them; `python -m tests.simulation` runs
-thousands. `AIOKPROD_SEEDS=100-2000` chooses others; a failure names its seed.
+These tests run a few seeds, which coverage measures; `python -m tests.simulation` runs thousands.
+`AIOKPROD_SEEDS=100-2000` selects others. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_equal_seeds_give_equal_runs() -> None:
 
 
 def test_equal_seeds_give_equal_runs_in_other_processes() -> None:
-    """Neither the hashes of strings nor earlier runs in the process have an effect."""
+    """Neither string hashing nor earlier runs in the process have an effect."""
     random.seed(7)
     here = [run_seed(seed).trace for seed in (6, 5, 4, 3)]
     for hash_seed in ("1", "77"):
@@ -143,12 +143,12 @@ def test_rare_faults_are_drawn() -> None:
 
 
 def seeds_with(kind: str) -> list[int]:
-    """Some seeds that have such an object."""
+    """Return some seeds that have such an object."""
     return [seed for seed in range(300) if kind in plan_of(seed).objects][:15]
 
 
 def lost(self: RecordHooks, *arguments: Any) -> None:
-    """Takes the place of a hook and reports nothing."""
+    """Replace a hook and report nothing."""
 
 
 @pytest.mark.parametrize("method", ["end", "settled", "withdrawn"])
@@ -207,7 +207,7 @@ RARE_FAULT_BUGS = {
     "reinstallation": ("producer-id-kept-in-another-cluster", 4),
     "sessions": ("session-renewed-while-throttled", 10),
 }
-"""A bug that each brings out, and seeds among which one finds it."""
+"""A bug that each kind of object exposes, and a range of seeds of which at least one finds it."""
 
 
 @pytest.mark.parametrize("name", RARE_FAULTS)
@@ -242,7 +242,7 @@ def test_refused_producer_ids_pass_without_the_bug_of_their_backoff_and_find_it(
 def test_bug_that_an_exception_within_a_call_brings_out_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The injector strikes in the function that takes the place of the package's own, too."""
+    """The injector also strikes in a function that replaces one of the package."""
     seeds = [seed for seed in range(300) if "interrupt" in plan_of(seed).menu]
 
     def finds(seed: int) -> bool:
@@ -258,13 +258,15 @@ def test_bug_that_an_exception_within_a_call_brings_out_is_found(
 
 
 def break_now(links: Sequence[Link]) -> None:
-    """Before the sender's pass, so that its request meets a transport that is closing."""
+    """Reset the connections before the sender's next run, so that its request meets a closing
+    transport."""
     for link in links:
         link.reset()
 
 
 def break_in_the_backoff(links: Sequence[Link]) -> None:
-    """The first attempt has been answered, the second one has not left."""
+    """Reset the connections after the response to the first attempt and before the second
+    attempt."""
     clock().call_later(0.05, break_now, links)
 
 
@@ -276,7 +278,8 @@ def judged_attempts(
     breaks: Callable[[Sequence[Link]], None], *, records: int = 1, divide: bool = False
 ) -> tuple[int, int]:
     """Let a broker refuse each attempt at `records` records of one batch, with `retries=2`, and
-    judge that: how many requests that held the first record were written, and how many not."""
+    judge the result. Return how many requests with the first record were written, and how many were
+    not."""
     plan = plan_of(0)
     plan = replace(plan, options={**plan.options, "retries": 2})
 
@@ -371,8 +374,8 @@ LATE = DeliveryTimeout("late", outcome=Outcome.UNKNOWN)
 
 
 def judged_timeout(heard_at: float, error: KafkaError = LATE) -> None:
-    """Judge a record whose only attempt was refused, by an answer at `heard_at`, and that expired
-    together with an older record of its batch, one second after it was submitted."""
+    """Judge a record whose only attempt was refused at `heard_at`, and which expired one second
+    after its submission, together with an older record of its batch."""
     attempt = Attempt(0, "t", 0, b"0", began=0, started_at=10.0, settled_at=11.0)
     refusal = Sent(10.5, heard_at, 9, -1, int(Code.MESSAGE_TOO_LARGE), 0)
     wire: Any = types.SimpleNamespace(attempts=lambda value: [refusal])
@@ -446,7 +449,7 @@ def exchange(api_key: int, sent_at: float, heard_at: float, **answer: int) -> Ex
 
 
 def checked_session(*more: Exchange) -> int:
-    """Check a connection whose session of 10 s began at 1 s, with these exchanges after that."""
+    """Check a connection whose session of 10 s began at 1 s and continues with these exchanges."""
     plan = next(plan for plan in map(plan_of, itertools.count()) if not plan.late_timers_s)
     exchanges = [
         exchange(SASL_HANDSHAKE, 0.0, 0.5),
@@ -486,8 +489,8 @@ def test_request_that_leaves_after_the_end_of_its_session_is_found() -> None:
 def judged_acknowledgment(
     *, stored_in: str, sent_at: float = 21.0, heard_at: float = 30.0, foreign: bool = False
 ) -> int:
-    """Check a record that was acknowledged by an answer to a request of `sent_at`, with offset 3,
-    and is stored there in the cluster before or after 20 s, or in none of them."""
+    """Check a record that was acknowledged with offset 3 in the response to a request sent at
+    `sent_at`, and is stored there in the cluster before or after 20 s, or in neither."""
     cluster = FakeCluster()
     old = cluster.create_topic("t", 2).topic_id
     new = cluster.recreate_topic("t").topic_id
@@ -562,8 +565,8 @@ def begins_rightly(
     epoch: int = 0,
     violations: int = 1,
 ) -> bool:
-    """Check a producer whose record 1, sent after record 0, is its first one at a broker, at
-    12 s."""
+    """Check a producer whose record 1, sent after record 0, is the first one that a broker
+    receives, at 12 s."""
     attempts = [
         Attempt(n, "t", 0, b"%d" % n, began=n, started_at=10.0, settled_at=settled_at)
         for n in range(2)
@@ -608,7 +611,7 @@ def test_log_that_begins_above_the_first_sequence_for_no_reason_is_found() -> No
 
 
 def failed(method: str, passed_on: PassedOn, raised: BaseException) -> None:
-    """Stands for the function that logs the failure of a hook; a signal handler raises in it."""
+    """Replace the function that logs the failure of a hook; a signal handler raises in it."""
     passed_on.note(raised, sys._getframe())
 
 
@@ -646,7 +649,7 @@ def test_exception_in_a_call_of_a_hook_that_got_an_outcome_is_passed_on_or_logge
 
 
 def waiting_record(number: int, queue: int | None = None) -> Attempt:
-    """A record without an outcome, in the queue of a partition of "t" if its call named one."""
+    """Return a record without an outcome, in a partition queue of topic "t" if `queue` is given."""
     handle: Any = None if queue is None else types.SimpleNamespace(partition=queue)
     return Attempt(number, "t", None, b"", began=number, started_at=0.0, handle=handle)
 
@@ -761,8 +764,8 @@ IDLE_LOG = (b"topic id", 1)
 
 
 def is_idle(stored_at: float, *, under_way: tuple[float, float] = (0.0, 0.0)) -> bool:
-    """Check whether a producer was idle at 1000 s in a log in which it stored one record, with
-    another one in flight in the given time."""
+    """Return whether a producer was idle at 1000 s in a log in which it stored one record, with
+    another record in flight in the given interval."""
     cluster = FakeCluster()
     cluster.create_topic("t", 2).topic_id = IDLE_LOG[0]
     other = Attempt(1, "t", 1, b"1", 1, started_at=under_way[0], settled_at=under_way[1])

@@ -1,9 +1,9 @@
 """Serializers, partitioners, interceptors and plug-ins of a simulated application, correct and
 faulty ones.
 
-What each of them does with a record follows from the record's number, and whether it is a bad one
-from the seed. They note what they were called with; `UserObjects.check` compares that with the
-outcomes: each record is reported to each of them exactly once, with the outcome that its caller
+The record's number determines what each object does with a record, and the seed whether the object
+is faulty for it. The objects store their arguments; `UserObjects.check` compares them with the
+outcomes. Each record must be reported to each object exactly once, with the outcome that its caller
 got.
 """
 
@@ -36,7 +36,7 @@ SLOW_S = 0.001
 """Seconds for which a slow object blocks the loop."""
 
 LATER_S = 0.003
-"""Most seconds that an asynchronous serializer takes."""
+"""Maximum seconds that an asynchronous serializer takes."""
 
 HOOKS_FILE = __file__
 
@@ -49,7 +49,7 @@ Headers = tuple[tuple[str, Any], ...]
 
 
 class HookError(Exception):
-    """Raised by an object of the application."""
+    """The exception that an object of the application raises."""
 
 
 class HookInterrupt(BaseException):
@@ -57,7 +57,7 @@ class HookInterrupt(BaseException):
 
 
 class NeverDone:
-    """Something that could be awaited, where nothing is awaited."""
+    """An awaitable where only plain values are allowed; it must never be awaited."""
 
     def __await__(self) -> Iterator[Any]:
         raise AssertionError("awaited")
@@ -65,7 +65,7 @@ class NeverDone:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What was reported of a record: its place, or why it has none."""
+    """The reported outcome of a record: its place, or the error."""
 
     topic: str
     partition: int | None
@@ -85,15 +85,15 @@ class UserObjects:
     """The objects of one seed.
 
     Args:
-        kinds: which there are (of `seeds.OBJECTS`).
+        kinds: kinds of objects (of `seeds.OBJECTS`).
 
     Attributes:
-        load: once there is one.
-        headers: of each record, as the objects left them.
+        load: the load, set after construction.
+        headers: headers of each record after the objects changed them.
         chosen: the last choice of the partitioner, by record.
-        refusals: why a record must fail, by number: what an object did with it.
-        is_calm: from now on nothing that would let a record fail.
-        stalls: the log of the simulation for blocking calls.
+        refusals: why a record must fail, by number: the fault of an object.
+        is_calm: the objects no longer do anything that would fail a record.
+        stalls: the simulation's list of blocking calls.
         interrupts: how many exceptions of hooks were passed to the loop.
     """
 
@@ -113,7 +113,7 @@ class UserObjects:
         self.severity = 1 + seed % 3
 
     def options(self) -> dict[str, Any]:
-        """Arguments of the producer."""
+        """Return the arguments of the producer."""
         found: dict[str, Any] = {}
         if "key_serializer" in self.kinds:
             found["key_serializer"] = self._key
@@ -132,11 +132,11 @@ class UserObjects:
         return found
 
     def draw(self, who: str, number: int, *, of: int = 100) -> int:
-        """A number below `of`; the same one for the same record."""
+        """Return a number below `of`, always the same one for the same record."""
         return zlib.crc32(f"{self.seed}/{who}/{number}".encode()) % of
 
     def mood(self, who: str, number: int) -> str:
-        """What is done with a record besides the normal work."""
+        """Return the fault, if any, of an object in addition to its normal work with a record."""
         dice = self.draw(who, number, of=1000)
         if number < 0 or self.is_calm or dice >= 30 * self.severity:
             return ""
@@ -153,7 +153,7 @@ class UserObjects:
             self.load.submit_within()
 
     def headers_of(self, number: int, before: Headers) -> Headers:
-        """The headers that a record must have."""
+        """Return the headers that a record must have."""
         return self.headers.get(number, before)
 
     # -- serializers and partitioner ------------------------------------------------------------
@@ -165,7 +165,7 @@ class UserObjects:
         return self.serialize(number_of(value), value)
 
     def serialize(self, number: int, value: bytes) -> Any:
-        """The value, or what a bad serializer makes of it."""
+        """Return the value, or the result of a faulty serializer."""
         self.serialized[number] += 1
         mood = self.mood("serializer", number)
         if mood == "slow":
@@ -213,7 +213,7 @@ class UserObjects:
     # -- judgment -------------------------------------------------------------------------------
 
     def check(self, judged: Judged) -> Iterator[str]:
-        """What is wrong: texts."""
+        """Yield a text for each contradiction."""
         for number, count in self.serialized.items():
             if count > 1 and number >= 0:
                 yield f"the serializer was called {count} times for record {number}"
@@ -223,9 +223,9 @@ class UserObjects:
                 yield f"{type(hook).__name__} {hook.name}: {text}"
 
     def explains(self, attempt: Attempt) -> bool:
-        """True if an object of the application made the record fail in this way."""
+        """Return True if an object of the application caused this failure of the record."""
         reason, result = self.refusals.get(attempt.number), attempt.result
-        if isinstance(result, HookInterrupt):  # through the whole call
+        if isinstance(result, HookInterrupt):  # propagates through the whole call
             return INTERRUPT in map(self.refusals.get, [attempt.number, *_numbers(attempt.group)])
         if reason == SERIALIZER:
             return isinstance(result, SerializationError)
@@ -237,7 +237,7 @@ class UserObjects:
         return False
 
     def must_fail(self, attempt: Attempt) -> bool:
-        """An object has refused the record."""
+        """Return True if an object has refused the record."""
         return self.refusals.get(attempt.number, ASYNCHRONOUS) != ASYNCHRONOUS
 
 
@@ -248,7 +248,7 @@ class HeaderSerializer:
         self.objects = objects
 
     def serialize(self, topic: str, headers: list[Any], value: bytes) -> Any:
-        """Of a value."""
+        """Serialize a value."""
         number = number_of(value)
         if self.objects.draw("header", number) < 30:
             headers.append(("schema", b"1"))
@@ -257,16 +257,18 @@ class HeaderSerializer:
 
 
 class Judged:
-    """The outcomes of a seed, by which reports are judged.
+    """The outcomes of a seed, against which reports are judged.
 
     Args:
         places: where each value was found.
-        truncated: where it was before its log was truncated. With acks=1 an acknowledged record may
-            be lost so.
+        truncated: where each value was before its log was truncated. With acks=1 an acknowledged
+            record
+            may be lost this way.
         is_own: the call ended for a reason that is not a `KafkaError`.
         has_offsets: brokers return offsets.
-        touched: numbers of records within whose calls a signal handler raised: what an object
-            returned may have been dropped.
+        touched: numbers of records within whose calls a signal handler raised: the return value of
+            an
+            object may have been dropped.
     """
 
     def __init__(
@@ -286,7 +288,7 @@ class Judged:
         self.touched = touched
 
     def wrong(self, number: int, noted: Outcomes) -> str | None:
-        """Why a report contradicts the outcome of the record; None if it does not."""
+        """Return why a report contradicts the outcome of the record, or None if it does not."""
         attempt = self.attempts[number]
         result, error = attempt.result, noted.error
         text = f"{attempt} ended with {result!r}, reported as {noted}"
@@ -313,12 +315,13 @@ class Judged:
         return text if definite and places else None
 
     def is_uncertain(self, attempt: Attempt) -> bool:
-        """The call may have ended before the record had its outcome, or for another reason."""
+        """Return True if the call may have ended before the record had its outcome, or for another
+        reason."""
         touched = attempt.is_struck or attempt.number in self.touched
         return attempt.limit_s is not None or touched or self.is_own(attempt)
 
     def count(self, numbers: Counter[int]) -> tuple[int, int]:
-        """How many of these records were certainly, and perhaps, acknowledged."""
+        """Return how many of these records were certainly and possibly acknowledged."""
         attempts = [self.attempts[number] for number in numbers]
         sure = sum(isinstance(a.result, RecordMetadata) for a in attempts)
         return sure, sure + sum(
@@ -327,7 +330,7 @@ class Judged:
 
 
 class Interceptor:
-    """Counts, marks records with a header by which it recognises them, and misbehaves."""
+    """Counts records, marks them with a header to recognise them, and misbehaves."""
 
     def __init__(self, objects: UserObjects, number: int) -> None:
         self.objects = objects
@@ -336,7 +339,7 @@ class Interceptor:
         self.noted: list[tuple[int | None, Headers, Any]] = []
 
     def on_send(self, record: Any) -> Any:
-        """Of `ProducerInterceptor`."""
+        """See `ProducerInterceptor.on_send`."""
         objects = self.objects
         number = number_of(record.value)
         self.passed[number] += 1
@@ -353,7 +356,7 @@ class Interceptor:
         elif mood == "rubbish":
             if not number % 9:
                 objects.headers[number] = ()
-                return dataclasses.replace(record, headers=None)  # as without headers
+                return dataclasses.replace(record, headers=None)  # equivalent to no headers
             return self._rubbish(record, number % 8)
         headers = (*record.headers, (self.name, b"%d" % number))
         if mood == "headers":
@@ -369,18 +372,18 @@ class Interceptor:
         return (None, NeverDone(), object.__new__(ProducerRecord))[which - len(wrong)]
 
     def on_acknowledgement(self, metadata: Any, error: Any, headers: Headers = ()) -> None:
-        """Of `ProducerInterceptor`."""
+        """See `ProducerInterceptor.on_acknowledgement`."""
         found = [value for name, value in headers if name == self.name]
         number = int(found[0]) if found else None
-        # As it is: an injector may strike in the properties of the error.
+        # Store the error unchanged: an injector may strike in its properties.
         self.noted.append((number, headers, metadata or error))
         misbehave(self.objects, self.name + "noted", len(self.noted))
 
     def close(self) -> None:
-        """Of `ProducerInterceptor`."""
+        """See `ProducerInterceptor.close`."""
 
     def check(self, judged: Judged) -> Iterator[str]:
-        """Once for each record, with its outcome."""
+        """Check that each record was reported once, with its outcome."""
         for number, count in self.passed.items():
             if count > 1 and number >= 0:
                 yield f"on_send was called {count} times: {judged.attempts[number]}"
@@ -411,7 +414,7 @@ class Interceptor:
 
 
 class Plugin:
-    """Has tokens for most records, changes headers of some, and misbehaves."""
+    """Returns tokens for most records, changes headers of some, and misbehaves."""
 
     def __init__(self, objects: UserObjects, number: int) -> None:
         self.objects = objects
@@ -424,7 +427,7 @@ class Plugin:
     def on_append(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> Any:
-        """Of `RecordPlugin`."""
+        """See `RecordPlugin`."""
         objects = self.objects
         number = number_of(value or b"")
         self.called[number] += 1
@@ -451,7 +454,7 @@ class Plugin:
         return headers, token
 
     def on_batch_settled(self, batch: Any, tokens: Any, base_offset: Any, error: Any) -> None:
-        """Of `RecordPlugin`."""
+        """See `RecordPlugin`."""
         for index, token in tokens:
             offset = None if base_offset is None else base_offset + index
             topic, partition = batch.topic_partition
@@ -459,7 +462,7 @@ class Plugin:
         misbehave(self.objects, self.name + "settled", len(self.tokens) + tokens[0][0])
 
     def on_record_unsent(self, topic: str, partition: int | None, token: Any, error: Any) -> None:
-        """Of `RecordPlugin`."""
+        """See `RecordPlugin`."""
         noted = Outcomes(topic, partition, None, error)
         if token is None:
             self.unsent.append(noted)
@@ -476,7 +479,7 @@ class Plugin:
             self.strangers.append(token)
 
     def check(self, judged: Judged) -> Iterator[str]:
-        """Each token comes back once, with the outcome of its record."""
+        """Check that each token is returned once, with the outcome of its record."""
         if self.strangers:
             yield f"tokens of nothing: {self.strangers[:2]}"
         for number, count in self.called.items():
@@ -494,7 +497,7 @@ class Plugin:
         yield from self._check_unsent(judged)
 
     def _check_unsent(self, judged: Judged) -> Iterator[str]:
-        """A record that failed before `on_append` is reported without a token."""
+        """Check that a record that failed before `on_append` is reported without a token."""
         early = [a for a in judged.attempts if not self.called[a.number]]
         good = [a for a in early if isinstance(a.result, RecordMetadata)]
         if good:
@@ -509,21 +512,22 @@ class Plugin:
 
     @staticmethod
     def _is_reported(judged: Judged, attempt: Attempt) -> bool:
-        """The call has certainly begun with this record, and failed for the reason reported."""
+        """Return True if the call certainly began to process this record and failed for the
+        reported reason."""
         result = attempt.result
         ended = isinstance(result, ProducerClosed | ProducerFailed)
         return isinstance(result, KafkaError) and not ended and not judged.is_uncertain(attempt)
 
 
 def outcome_of(result: Any) -> Outcomes:
-    """What `on_acknowledgement` got."""
+    """Return the outcome as `on_acknowledgement` gets it."""
     is_stored = isinstance(result, RecordMetadata)
     offset, error = (result.offset, None) if is_stored else (None, result)
     return Outcomes(result.topic, result.partition, offset, error)
 
 
 def misbehave(objects: UserObjects, who: str, number: int) -> None:
-    """The fault of a hook after it has noted an outcome."""
+    """Cause the fault of a hook after it has stored an outcome."""
     dice = objects.draw(who, number, of=300)
     if dice < objects.severity:
         raise HookError
@@ -538,6 +542,6 @@ def _numbers(attempts: Iterable[Attempt]) -> list[int]:
 
 
 def number_of(value: bytes) -> int:
-    """The number of the record with this value; -1 for one that is none of the load."""
+    """Return the number of the record with this value, or -1 if it is not a record of the load."""
     parts = value.split(b"/", 4)
     return int(parts[3]) if len(parts) == 5 else -1

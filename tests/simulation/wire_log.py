@@ -1,7 +1,7 @@
-"""The requests that the producer sent and the responses it received, read from the bytes.
+"""The requests that the producer sent and the responses it received, parsed from the bytes.
 
-The judge knows by it which records were ever in a Produce request, and which code the client
-got for each attempt: what an error says of a record can be compared with the responses.
+They show the oracle which records were ever in a Produce request, and which code the client
+received for each attempt. The oracle compares errors of records with them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SASL_HANDSHAKE: Final = 17
 SASL_AUTHENTICATE: Final = 36
 INIT_PRODUCER_ID: Final = 22
 BY_ID: Final = 13
-"""First Produce version that names topics by id."""
+"""First Produce version that identifies topics by id."""
 
 LEAST_BACKOFF_S: Final = 0.079
-"""retry_backoff_ms (100) less its jitter (20 %)."""
+"""Minimum backoff in seconds: retry_backoff_ms (100) minus its jitter (20 %)."""
 
 _FIXED = struct.Struct(">ihhi")
 """Length, API key, version, correlation id."""
@@ -41,12 +41,12 @@ _FIXED = struct.Struct(">ihhi")
 
 @dataclass(slots=True)
 class Exchange:
-    """A request and its answer.
+    """A request and its response.
 
     Attributes:
-        sent_at: when it was handed to the connection, loop time in s.
-        heard_at: when the last byte of an answer that can be read was there; inf if none came.
-        frame: the request, with its length. answer: the body of the answer.
+        sent_at: loop time in s when the request was passed to the connection.
+        heard_at: when the last byte of a readable response arrived; inf without a response.
+        frame: the request, with its length. answer: the body of the response.
         broker: address of the connection. lost_at: when the connection was lost; inf if never.
     """
 
@@ -62,12 +62,12 @@ class Exchange:
 
     @property
     def answered_at(self) -> float:
-        """Like `heard_at`; for what needs no response, when it was sent."""
+        """Return `heard_at`, or the time of sending if the request needs no response."""
         silent = self.api_key == PRODUCE and _acks(self) == 0
         return self.sent_at if silent else self.heard_at
 
     def is_open(self, at: float) -> bool:
-        """Its answer could still come at this instant."""
+        """Return True if the response could still arrive after this instant."""
         return min(self.heard_at, self.lost_at) > at
 
 
@@ -76,9 +76,9 @@ class Attempt:
     """A record in a Produce request.
 
     Attributes:
-        heard_at: inf without an answer.
-        code: what the client received for its partition; None without an answer, or if the answer
-            left the partition out.
+        heard_at: inf without a response.
+        code: the code received for the partition; None without a response, or if the response omits
+            the partition.
         partition: index of the partition it was sent to.
     """
 
@@ -91,7 +91,7 @@ class Attempt:
 
 
 class Wire:
-    """Recordings of all connections of one producer, in the order they were made."""
+    """Recordings of all connections of one producer, in the order of their creation."""
 
     def __init__(self) -> None:
         self._recordings: list[Recording] = []
@@ -101,22 +101,23 @@ class Wire:
         self._attempts: dict[bytes, list[Attempt]] | None = None
         self._unwritten: list[Exchange] = []
         self._unwritten_attempts: dict[bytes, list[Attempt]] | None = None
-        self._stamped: dict[int, list[float]] = {}  # producer id -> when batches with it left
+        self._stamped: dict[int, list[float]] = {}  # producer id -> send times of batches with it
 
     def follow(self, link: Link) -> None:
-        """Record a new connection; for `MemoryNetwork.on_link`."""
+        """Record a new connection; a callback for `MemoryNetwork.on_link`."""
         recording = link.client.recording = Recording()
         self._recordings.append(recording)
         self._brokers.append(link.names[1])
 
     @contextlib.contextmanager
     def watch_unwritten(self) -> Iterator[None]:
-        """Note the requests that are sent on a connection which broke in the same iteration of the
-        event loop.
+        """Store the requests sent on a connection that broke in the same iteration of the event
+        loop.
 
-        `Connection` writes nothing to a transport that is closing already, so no recording holds
-        them. All the same each of them is an attempt: it is in flight until `connection_lost` ends
-        it (Java `NetworkClient.cancelInFlightRequests`, `Sender.reenqueueBatch`).
+        `Connection` writes nothing to a transport that is already closing, so no recording contains
+        these requests. Each of them is an attempt nevertheless: it is in flight until
+        `connection_lost` ends it (Java `NetworkClient.cancelInFlightRequests`,
+        `Sender.reenqueueBatch`).
         """
         send = Connection.send
 
@@ -138,7 +139,8 @@ class Wire:
             setattr(Connection, "send", send)  # noqa: B010
 
     def exchanges(self) -> list[Exchange]:
-        """All requests with their answers, connection after connection. Read once."""
+        """Return all requests with their responses, connection after connection. They are parsed
+        once."""
         requests = self.requests()
         if not self._is_heard:
             self._is_heard = True
@@ -148,20 +150,20 @@ class Wire:
         return requests
 
     def connections(self) -> list[list[Exchange]]:
-        """`exchanges` of each connection."""
+        """Return `exchanges` of each connection."""
         self.exchanges()
         assert self._requests is not None
         return self._requests
 
     def requests(self) -> list[Exchange]:
-        """Like `exchanges`; responses may be left out, because they take most of the time to
-        read."""
+        """Like `exchanges`, but possibly without responses, which take most of the time to
+        parse."""
         if self._requests is None:
             self._requests = list(map(_requests, self._recordings, self._brokers))
         return [each for sent in self._requests for each in sent]
 
     def attempts(self, value: bytes) -> list[Attempt]:
-        """The Produce requests that held the record with this value."""
+        """Return the Produce requests that contained the record with this value."""
         if self._attempts is None:
             self._attempts = {}
             for each in self.exchanges():
@@ -172,8 +174,8 @@ class Wire:
         return self._attempts.get(value, [])
 
     def unwritten_attempts(self, value: bytes) -> list[Attempt]:
-        """Like `attempts`, for the requests that were sent on a connection which had just broken:
-        no byte of them was written (`watch_unwritten`)."""
+        """Like `attempts`, for requests sent on a connection that had just broken: no byte of them
+        was written (`watch_unwritten`)."""
         if self._unwritten_attempts is None:
             self._unwritten_attempts = {}
             for each in self._unwritten:
@@ -183,7 +185,7 @@ class Wire:
         return self._unwritten_attempts.get(value, [])
 
     def sequences(self, producer_id: int) -> Iterator[tuple[Attempt, int, int, bytes]]:
-        """Each record sent under this producer id, with its epoch, sequence and value."""
+        """Yield each record sent under this producer id, with its epoch, sequence and value."""
         for each in self.exchanges():
             for batch, attempt in _batches(each) if each.api_key == PRODUCE else ():
                 if batch.producer_id == producer_id:
@@ -191,8 +193,8 @@ class Wire:
                         yield attempt, batch.epoch, sequence, record.value or b""
 
     def hears_of(self, cluster_id: str) -> float:
-        """When the first Metadata response of this cluster was received; inf if none was, or if no
-        response before it named another cluster."""
+        """Return when the first Metadata response of this cluster was received; inf if none was, or
+        if no earlier response contained the id of another cluster."""
         named = [
             each
             for each in self.exchanges()
@@ -205,10 +207,10 @@ class Wire:
         return math.inf
 
     def hasty(self, api_key: int) -> tuple[int, int]:
-        """Requests of an API that were sent within less than the shortest backoff after an earlier
-        one for the same thing, and all of its requests. Exempt are requests after a response that
-        demands them at once, and those after a producer id that was used and then given up because
-        it has no epochs left."""
+        """Return the number of requests of an API that were sent before the shortest backoff after
+        an earlier request for the same thing, and the number of all its requests. Exempt are
+        requests after a response that demands them at once, and those that replace a used producer
+        id without epochs left."""
         before: dict[Any, Exchange] = {}
         repeated = []
         mine = [each for each in self.requests() if each.api_key == api_key]
@@ -228,16 +230,17 @@ class Wire:
         return hasty, len(mine)
 
     def _used(self, granted: Exchange, until: Exchange) -> bool:
-        """Records were sent with the producer id that was granted before another was asked for."""
+        """Return True if records were sent with the granted producer id before the next id was
+        requested."""
         self.attempts(b"")
         sent = self._stamped.get(granted.answer.producer_id, [])
         return any(granted.heard_at <= at <= until.sent_at for at in sent)
 
     def hasty_metadata(self) -> tuple[int, int]:
-        """Metadata requests that left within less than the shortest backoff after the one before
-        them, and all of them. Two kinds need no backoff: one that names a topic for the first time,
-        and the same question to a broker that has not got it yet, while another one that has may
-        still answer (`MetadataUpdater` asks beside a slow broker, not after one)."""
+        """Return the number of Metadata requests sent before the shortest backoff after the
+        previous one, and the number of all. Two kinds need no backoff: a request that names a topic
+        for the first time, and the same request to another broker while an earlier broker may still
+        respond (`MetadataUpdater` sends it in parallel with a slow broker, not after it)."""
         mine = sorted(
             (each for each in self.requests() if each.api_key == METADATA),
             key=lambda one: one.sent_at,
@@ -246,7 +249,7 @@ class Wire:
             return 0, len(mine)
         self.exchanges()
         named: set[str] = set()
-        asked: list[Exchange] = []  # with one question
+        asked: list[Exchange] = []  # the same request to several brokers
         question: frozenset[str] = frozenset()
         last_at = -math.inf
         hasty = 0
@@ -267,7 +270,7 @@ class Wire:
 
 
 def _batches(exchange: Exchange) -> Iterator[tuple[Batch, Attempt]]:
-    """The batches of a Produce request that can be read, and what became of each."""
+    """Yield the batches of a readable Produce request, and the result of each."""
     _, body = decode_request_header(exchange.frame[4:])
     request: Any = REQUESTS[PRODUCE].decode(body, exchange.version)
     codes = _codes(exchange.answer, exchange.version)
@@ -294,7 +297,7 @@ def _note_records(found: dict[bytes, list[Attempt]], batch: Batch, attempt: Atte
 
 
 def _subject(exchange: Exchange) -> Any:
-    """What a request asks for, as far as requests for other things may leave beside it."""
+    """Return what a request is about. Requests about different things may be sent in parallel."""
     if exchange.api_key != FIND_COORDINATOR:
         return None
     _, body = decode_request_header(exchange.frame[4:])
@@ -303,14 +306,15 @@ def _subject(exchange: Exchange) -> Any:
 
 
 def _topics(exchange: Exchange) -> frozenset[str]:
-    """The names in a Metadata request."""
+    """Return the topic names in a Metadata request."""
     _, body = decode_request_header(exchange.frame[4:])
     request: Any = REQUESTS[METADATA].decode(body, exchange.version)
     return frozenset(topic.name for topic in request.topics or ())
 
 
 def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
-    """Error codes of a Produce answer by topic and partition; the first of several counts."""
+    """Return the error codes of a Produce response by topic and partition; of several, the first
+    one."""
     found: dict[tuple[Any, int], int] = {}
     for topic in () if answer is None else answer.responses:
         name = bytes(topic.topic_id) if version >= BY_ID else topic.name
@@ -320,7 +324,7 @@ def _codes(answer: Any, version: int) -> dict[tuple[Any, int], int]:
 
 
 def _requests(recording: Recording, broker: tuple[str, int]) -> list[Exchange]:
-    """The requests of one connection."""
+    """Return the requests of one connection."""
     return [
         _exchange(at, frame, broker, recording.ended_at)
         for at, frame in _frames(recording.sent, first_byte=True)
@@ -328,14 +332,14 @@ def _requests(recording: Recording, broker: tuple[str, int]) -> list[Exchange]:
 
 
 def _exchange(at: float, frame: bytes, broker: tuple[str, int], lost_at: float) -> Exchange:
-    """A request without its answer."""
+    """Return a request without its response."""
     _, api_key, version, correlation_id = _FIXED.unpack_from(frame)
     return Exchange(api_key, version, correlation_id, at, frame, broker, lost_at)
 
 
 def _hear(recording: Recording, found: list[Exchange]) -> None:
-    """Add the answers to the requests of a connection. Whatever cannot be read ends it, as it ends
-    the client's."""
+    """Add the responses to the requests of a connection. Unreadable bytes end the connection, as
+    they do in the client."""
     produced = next((one for one in found if one.api_key == PRODUCE), None)
     silent = produced is not None and _acks(produced) == 0  # a producer has one acks setting
     waiting = iter([one for one in found if not (silent and one.api_key == PRODUCE)])
@@ -350,7 +354,7 @@ def _hear(recording: Recording, found: list[Exchange]) -> None:
             if number != exchange.correlation_id:
                 break
             answer = None
-            if exchange.api_key != API_VERSIONS:  # a refused version is answered in version 0
+            if exchange.api_key != API_VERSIONS:  # an unsupported version is answered in version 0
                 answer = RESPONSES[exchange.api_key].decode(body, exchange.version)
         except Exception:
             break
@@ -366,7 +370,7 @@ def _acks(exchange: Exchange) -> int:
 def _frames(
     pieces: Iterable[tuple[float, Any]], *, first_byte: bool
 ) -> Iterator[tuple[float, bytes]]:
-    """Complete frames, with their lengths, and when their first or last byte passed."""
+    """Yield complete frames with their lengths, and the time of their first or last byte."""
     pieces = list(pieces)
     data = b"".join(bytes(piece) for _, piece in pieces)
     ends = list(accumulate(len(piece) for _, piece in pieces))
@@ -375,7 +379,7 @@ def _frames(
         size = 4 + int.from_bytes(data[start : start + 4], "big", signed=True)
         if size < 8 or start + size > len(data):
             return
-        # The piece that holds a byte is the first one that ends behind it.
+        # The piece that contains a byte is the first one that ends after it.
         byte = start if first_byte else start + size - 1
         yield pieces[bisect_left(ends, byte + 1)][0], data[start : start + size]
         start += size

@@ -1,5 +1,5 @@
-"""The application of a simulation: submits records by every method and notes the results, with an
-order of events that virtual time alone does not give."""
+"""The application of a simulation: submits records by every method and stores the results. Its
+order of events is finer than virtual time."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ from tests.simulation.seeds import PARTITIONS, TOPICS, Plan
 from tests.simulation.user_objects import HOOKS_FILE, HookError, HookInterrupt
 
 CALLS = 6
-"""Calls during which an injector may strike."""
+"""Number of calls during which an injector may strike."""
 GROUP_MAX = 5
-"""Records of one `send_many`."""
+"""Maximum number of records of one `send_many`."""
 
 Result = RecordMetadata | BaseException
 
 REFUSED = (KafkaError, HookError, HookInterrupt)
-"""What a call may raise of itself, or because of an object of the application."""
+"""Exceptions that a call raises by itself or because of an object of the application."""
 
 
 def key_of(number: int) -> bytes | None:
-    """Of the record with this number."""
+    """Return the key of the record with this number."""
     return None if number % 3 else b"key-%d" % (number % 7)
 
 
 def headers_of(number: int) -> tuple[tuple[str, bytes], ...]:
-    """Of the record with this number."""
+    """Return the headers of the record with this number."""
     return () if number % 5 else (("number", b"%d" % number),)
 
 
 def bare(error: BaseException) -> BaseException:
-    """The error without its frames and those of its contexts, which hold what was interrupted."""
+    """Return the error without its frames and those of its contexts, which reference interrupted
+    objects."""
     found: BaseException | None = error
     while found is not None:
         found.__traceback__ = None
@@ -55,17 +56,19 @@ def bare(error: BaseException) -> BaseException:
 
 @dataclass(eq=False)
 class Attempt:
-    """One record submitted.
+    """One submitted record.
 
     Attributes:
-        partition: asked for; None: the producer's choice.
-        began, admitted: numbers of the events "the call began" and "the record was taken over";
-            what was admitted before another call began stands before it (P3).
-        admitted_at: when it was known to be admitted; None: it was not, or no call reported it.
-        limit_s: the caller's own time limit.
-        handle: its `Delivery`, where the way of sending gives one.
+        partition: the requested partition; None: the producer's choice.
+        began, admitted: numbers of the events "the call began" and "the record was accepted". A
+            record
+            that was admitted before another call began precedes the records of that call (P3).
+        admitted_at: when the record was known to be admitted; None if it was not, or if no call
+            reported it.
+        limit_s: the time limit of the caller.
+        handle: its `Delivery`, if the method of sending returns one.
         task: where it was submitted; None: in the simulation's own task.
-        group: what was submitted in the same call (send_many), itself included.
+        group: the attempts of the same call (send_many), including this one.
         is_immediate: submitted by a call that does not wait (try_submit).
         is_struck: an injector struck inside the call, which may have raised anything.
     """
@@ -89,15 +92,15 @@ class Attempt:
 
     @property
     def is_admitted(self) -> bool:
-        """It got into a batch, by what its outcome says."""
+        """True if, by its outcome, the record was added to a batch."""
         if isinstance(self.result, DeliveryTimeout):
-            return True  # only what is in a batch can wait for its acknowledgment
+            return True  # only a record in a batch can wait for its acknowledgment
         refused = isinstance(self.result, KafkaError) and self.result.outcome is Outcome.NOT_SENT
         return not refused
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a call gets beside topic and value."""
+        """The arguments of a call, except topic and value."""
         return {
             "key": key_of(self.number),
             "headers": headers_of(self.number),
@@ -107,7 +110,7 @@ class Attempt:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """As asked for; None: the producer's wall clock."""
+        """The requested timestamp; None: the producer's wall clock."""
         return None if self.number % 4 else 1_600_000_000_000 + 1_000 * self.number
 
     @property
@@ -116,15 +119,15 @@ class Attempt:
 
 
 REPORTS = ("on_acknowledgement", "on_batch_settled", "on_record_unsent")
-"""Methods of hooks that get an outcome."""
+"""Methods of hooks that receive an outcome."""
 
 
 class PassedOn:
     """Exceptions of signal handlers that are passed to the loop's exception handler, because they
-    come while an outcome is reported to a hook.
+    are raised while an outcome is reported to a hook.
 
     Attributes:
-        lost: those that must be passed to it and have not been.
+        lost: exceptions that must be passed to the loop and have not been.
     """
 
     def __init__(self) -> None:
@@ -132,10 +135,11 @@ class PassedOn:
         self._allowed: list[BaseException] = []
 
     def note(self, raised: BaseException, frame: FrameType | None) -> None:
-        """An exception is about to be raised in the caller of this frame.
+        """Note an exception that is about to be raised in the caller of this frame.
 
-        An `Exception` in a call that a hook makes is logged as the failure of the hook, if it gets
-        so far. While the failure of a hook is logged, every exception is passed on.
+        An `Exception` in a call that a hook makes is logged as the failure of the hook, unless the
+        hook catches it. While the failure of a hook is logged, every exception is passed to the
+        loop.
         """
         is_interrupt = isinstance(raised, Interrupt)
         while frame is not None:
@@ -149,7 +153,8 @@ class PassedOn:
             frame = frame.f_back
 
     def take(self, error: object) -> bool:
-        """The loop's handler got this exception: True, once, if it had to, or might."""
+        """Remove an exception that the loop's handler received. Return True if it had to or could
+        receive it; only once per exception."""
         for waiting in (self.lost, self._allowed):
             for index, one in enumerate(waiting):
                 if one is error:
@@ -171,8 +176,8 @@ class Load:
         self.cancelled: set[asyncio.Task[Any]] = set()
         self._events = itertools.count(1)
         self._is_within = False
-        self._calls: list[Attempt] = []  # those that an injector may strike
-        self.touched: set[int] = set()  # numbers of records within whose calls one raised
+        self._calls: list[Attempt] = []  # calls that an injector may strike
+        self.touched: set[int] = set()  # numbers of records within whose calls a handler raised
         self.passed_on = PassedOn()
         self._ways = (
             self._send, self._send_within, self._submit, self._submit, self._try_submit,
@@ -195,7 +200,7 @@ class Load:
             task.add_done_callback(lambda done: self._if_never_begun(attempt))
 
     def cancel_one(self) -> None:
-        """A caller cancels its call."""
+        """Cancel the task of a recent call."""
         recent = [task for task in self.tasks[-30:] if not task.done()]
         if recent:
             task = self.rng.choice(recent)
@@ -203,7 +208,7 @@ class Load:
             task.cancel()
 
     def pending(self) -> list[Attempt]:
-        """What has no outcome yet."""
+        """Return the attempts without an outcome."""
         return [attempt for attempt in self.attempts if attempt.result is None]
 
     def submit_later(self, topic: str, partition: int, size: int | None = None) -> Attempt:
@@ -215,7 +220,7 @@ class Load:
     # -- calls within calls ---------------------------------------------------------------------
 
     def interrupt(self, step: int, error: type[BaseException]) -> None:
-        """A signal handler raises inside one of the next calls."""
+        """Let a signal handler raise inside one of the next calls."""
 
         def strike() -> None:
             self.touched.update(attempt.number for attempt in self._calls)
@@ -226,7 +231,7 @@ class Load:
         self._call_under(step, strike)
 
     def reenter(self, step: int) -> None:
-        """A signal handler or a finalizer submits inside one of the next calls."""
+        """Let a signal handler or a finalizer submit records inside one of the next calls."""
         self._call_under(step, self.submit_within)
 
     def submit_within(self) -> None:
@@ -262,7 +267,7 @@ class Load:
             attempt.is_struck = isinstance(error, Interrupt | TimeUp)
             self._end(attempt, bare(error))
             if attempt.is_struck and injector is None:
-                raise  # through the call that this one is within
+                raise  # propagates through the outer call
             return
         finally:
             self._calls.remove(attempt)
@@ -270,7 +275,7 @@ class Load:
         handle.add_done_callback(partial(self._on_done, attempt))
 
     async def _submit_under(self, injector: Injector) -> None:
-        """Some records of one partition, one after the other, until the injector strikes."""
+        """Submit records of one partition sequentially until the injector strikes."""
         topic, partition = self.rng.choice(TOPICS), self.rng.randrange(PARTITIONS)
         for _ in range(CALLS):
             attempt = self._new(topic, partition)
@@ -305,7 +310,7 @@ class Load:
         await self._settle(attempt, sending)
 
     async def _submit(self, attempt: Attempt) -> None:
-        async def submit() -> Delivery:  # an object of the application may raise at the call
+        async def submit() -> Delivery:  # an object of the application may raise in the call
             return await self.producer.submit(attempt.topic, attempt.value, **attempt.options)
 
         await self._settle(attempt, self._taken_over(attempt, submit()))
@@ -346,7 +351,7 @@ class Load:
             )
 
     async def _burst(self) -> None:
-        """Some records of one partition, one after the other: their order is certain."""
+        """Submit some records of one partition sequentially: their order is certain."""
         topic, partition = self.rng.choice(TOPICS), self.rng.randrange(PARTITIONS)
         waits = []
         for _ in range(self.rng.randrange(2, 8)):
@@ -368,7 +373,7 @@ class Load:
     # -- bystanders -----------------------------------------------------------------------------
 
     async def _flush(self) -> None:
-        """When flush returns, everything submitted before it has an outcome."""
+        """Flush, and check that everything submitted before has an outcome when flush returns."""
         before = next(self._events)
         handed = [a for a in self.attempts if a.handle is not None and (a.admitted or 0) < before]
         timeout = self.rng.choice((None, 0.5))
@@ -394,7 +399,7 @@ class Load:
         return task
 
     def _if_never_begun(self, attempt: Attempt) -> None:
-        """Note that its task was cancelled before its first step."""
+        """Note that the attempt's task was cancelled before its first step."""
         if attempt.result is None:
             self._end(attempt, asyncio.CancelledError())
 
@@ -445,8 +450,8 @@ class Load:
 
 
 class Habit:
-    """A serializer and an interceptor of the application that hand records over themselves, for
-    every few records that pass them (a log of what was sent, a schema that is registered)."""
+    """A serializer and an interceptor of the application that submit records themselves, once per
+    few records that they process (a log of sent records, a schema registration)."""
 
     def __init__(self) -> None:
         self.load: Load | None = None
@@ -457,7 +462,7 @@ class Habit:
         return value
 
     def on_send(self, record: Any) -> Any:
-        """As an interceptor."""
+        """See `ProducerInterceptor.on_send`."""
         self._pass()
         return record
 

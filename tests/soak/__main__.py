@@ -3,10 +3,10 @@
     python -m tests.soak --hours 0.5                 half of the measured peak rate
     python -m tests.soak --hours 6 --rate 20000
 
-The brokers are the ones in the confluent-kafka wheel, in a separate process: they keep little
-memory and no disk, so that hours of load cost nothing but time. Faults come from a TCP proxy, and
-from stopping the brokers' process. Warm-up plays every fault three times; what counts are the
-samples after it, taken while nothing is broken.
+The brokers are the mock brokers of the confluent-kafka wheel, in a separate process: they use
+little memory and no disk, so hours of load cost only time. Faults come from a TCP proxy, and from
+stopping the brokers' process. The warm-up plays every fault three times. Only later samples count,
+and only those taken without a fault.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COLUMNS = (
     "second", "quiet", "rate", "rss_mib", "allocated_mib", "blocks", "descriptors", "tasks",
     "timers", "p50_ms", "p99_ms", "lag_ms", "cpu_us", "stolen",
 )  # fmt: skip
-"""Of a sample. `cpu_us`: processor time of a record; `stolen`: what part of the machine its host
-gave to others meanwhile."""
+"""Columns of a sample. `cpu_us`: processor time per record; `stolen`: share of the machine's
+processor time that its host gave to other machines."""
 
 
 def arguments() -> argparse.Namespace:
@@ -63,7 +63,7 @@ def arguments() -> argparse.Namespace:
 
 class Watch:
     """Samples of the process, and whether there was a fault at that time. The table is allocated at
-    the beginning, because the measurement must not grow by itself."""
+    the start, so that the measurement itself does not grow."""
 
     def __init__(self, load: Load, began: float, most: int) -> None:
         self._table = np.full((most, len(COLUMNS)), np.nan)
@@ -78,7 +78,7 @@ class Watch:
 
     @property
     def samples(self) -> list[dict[str, float]]:
-        """One dict for each, by `COLUMNS`."""
+        """Return one dict per sample, by `COLUMNS`."""
         rows = self._table[: self._taken].tolist()
         return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
@@ -123,7 +123,7 @@ async def _faults(
         os.killpg(brokers, signal.SIGSTOP if stop else signal.SIGCONT)
 
     turn = 0
-    for fault in FAULTS * 3:  # warm-up: what a fault allocates once is no growth
+    for fault in FAULTS * 3:  # warm-up: one-time allocations of a fault are not growth
         await fault(network, turn, freeze)
         await asyncio.sleep(WARM_UP_PAUSE)
     counted_from.set()
@@ -172,7 +172,7 @@ async def _watched(
                 tasks, timeout=chosen.interval, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                task.result()  # none of them ends by itself
+                task.result()  # none of them ends unless it fails
             watch.take()
     finally:
         for task in tasks:
@@ -212,7 +212,7 @@ def main() -> int:
         print(f"{name}: {verdict}")
     if not result["good"]:
         return 1
-    return 0 if result["all_judged"] else 2  # the host took too much of the machine
+    return 0 if result["all_judged"] else 2  # the host took too much processor time
 
 
 if __name__ == "__main__":

@@ -17,18 +17,18 @@ from tests.chaos.proxy import FaultyNetwork
 
 STEP = 0.01
 SAMPLE_EVERY = 50
-"""The latency of one record of this many is noted."""
+"""The latency of one in this number of records is recorded."""
 TOPICS = tuple(f"soak-{number}" for number in range(4))
 KEYS = [b"key-%d" % number for number in range(997)]
 VALUE = b"v" * 100
 MIB = 1024 * 1024
 BUFFER = 16 * MIB
-"""So small that every outage fills it: then the first one, in the warm-up, brings the most memory
-that is ever held, and what the allocator keeps of it."""
+"""Small enough that every outage fills it. The first outage, in the warm-up, then reaches the
+maximum memory use, including the memory that the allocator keeps."""
 
 
 class ProxyDialer(TcpDialer):
-    """Reaches every broker through the faulty network. `doors`: broker port -> proxy port."""
+    """Connects to every broker through the faulty network. `doors`: broker port -> proxy port."""
 
     def __init__(self, doors: dict[int, int]) -> None:
         super().__init__()
@@ -49,11 +49,12 @@ class Load:
     creates a producer for one record.
 
     Attributes:
-        refused: records that `submit` did not take.
-        visitors, strays: producers that lived for a record, and errors of those.
-        errors: of sampled records and of visitors, by kind.
-        latencies: seconds from submission to acknowledgment of sampled records; the reader empties
-            it.
+        refused: records that `submit` refused.
+        visitors, strays: producers created for one record, and their errors.
+        errors: errors of sampled records and of visitors, by kind.
+        latencies: seconds from submission to acknowledgment of sampled records; the reader clears
+            the
+            list.
         lag: longest delay of a timer since the reader set it to 0.
     """
 
@@ -76,7 +77,7 @@ class Load:
         )
 
     async def peak(self, seconds: float) -> float:
-        """Acknowledged records per second of this load without a limit."""
+        """Return the acknowledged records per second of this load without a limit."""
         await self.producer.warm(TOPICS)
         started = time.perf_counter()
         number = 0
@@ -88,7 +89,7 @@ class Load:
         return self.acknowledged / (time.perf_counter() - started)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send records until cancelled."""
         loop = asyncio.get_running_loop()
         per_step = max(1, round(self.rate * STEP))
         due = loop.time()
@@ -123,12 +124,13 @@ class Load:
 
     @property
     def acknowledged(self) -> int:
-        """Records since start; by the producer's own count, which costs a record nothing."""
+        """Acknowledged records since the start, from the producer's metrics, at no cost per
+        record."""
         return int(self.producer.metrics()["records_acknowledged"])
 
     @property
     def failed(self) -> int:
-        """Records since start that were refused or failed, and those of visitors."""
+        """Records that were refused or failed since the start, including those of visitors."""
         failed = self.producer.metrics()["records_failed"]
         return self.refused + self.strays + int(failed)
 
@@ -137,7 +139,7 @@ class Load:
         self.errors[name] = self.errors.get(name, 0) + 1
 
     async def visit(self, every: float) -> None:
-        """Short-lived producers, until cancelled."""
+        """Create short-lived producers until cancelled."""
         while True:
             await asyncio.sleep(every)
             try:
@@ -196,7 +198,7 @@ async def half_open(network: FaultyNetwork, turn: int, freeze: Callable[[bool], 
 
 
 async def frozen(network: FaultyNetwork, turn: int, freeze: Callable[[bool], None]) -> None:
-    """All brokers stop for a while."""
+    """Stop all brokers for a while."""
     freeze(True)
     try:
         await asyncio.sleep(6.0)
@@ -216,8 +218,9 @@ FAULTS: tuple[Fault, ...] = (reset, blackhole, cut_off, slow, lossy, half_open, 
 
 
 def resident_mib() -> float:
-    """Resident size after the C library has returned free memory to the system: how much of it the
-    library keeps depends on the last fault and varies by a MiB and more. Fragments remain."""
+    """Return the resident size after the C library has returned free memory to the system. Without
+    that call, the amount that the library keeps depends on the last fault and varies by more than
+    one MiB. Fragments remain."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -235,8 +238,8 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_mib() -> float:
-    """Memory that the C library has allocated and not freed; 0 where it does not report this.
-    Unlike the resident size it includes no fragments and no pages kept for later."""
+    """Return the memory that the C library has allocated and not freed, or 0 where it does not
+    report this. Unlike the resident size it includes no fragments and no pages kept for later."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
@@ -257,6 +260,6 @@ def descriptors() -> int:
 
 
 def timers(loop: asyncio.AbstractEventLoop) -> int:
-    """Timers that will run. Only asyncio's own loop reports them."""
+    """Return the number of timers that are not cancelled. Only asyncio's own loop reports them."""
     scheduled: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]
     return sum(not handle.cancelled() for handle in scheduled)

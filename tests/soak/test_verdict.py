@@ -1,4 +1,4 @@
-"""What makes a soak test fail."""
+"""The conditions under which a soak test fails."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ BAD = ("FAILED", "BELOW", "GROWS", "DRIFTS", "UNBOUNDED", "UNJUDGED")
 
 
 def verdict(*, failed: int = 0, per_hour: dict[str, float] | None = None, **values: float) -> Any:
-    """Of 80 samples, half a minute apart, of a load of 1000 records/s. `values` replace those of a
-    sample, `per_hour` lets some grow; in the 70th something is broken and `broken` MiB are held."""
+    """Return the verdict on 80 samples, half a minute apart, of a load of 1000 records/s. `values`
+    replace those of a sample; `per_hour` makes some of them grow. There is a fault in the 70th
+    sample, in which `broken` MiB are held."""
     load: Any = SimpleNamespace(acknowledged=0, rate=1000, failed=failed, errors={}, visitors=1)
     broken = values.pop("broken", 50.0)
     watch = Watch(load, 0.0, SAMPLES)

@@ -1,9 +1,9 @@
-"""Tells whether a quantity grows: the slope of its samples, with a confidence interval.
+"""Determines whether a quantity grows: the slope of its samples, with a confidence interval.
 
-Theil and Sen's estimator: the median of the slopes between all pairs, with its interval. One step,
-as an allocator makes that takes its next arena, does not lift the lower end; several do. How large
-a step may be, and what grew of late only, is judged by the rise from the first quarter to the last
-block.
+The estimator is that of Theil and Sen: the median of the slopes between all pairs, with its
+interval. A single step, such as a new arena of the allocator, does not raise the lower end of the
+interval; several steps do. The rise from the first quarter to the last block limits the size of a
+step, and detects growth that started late.
 
 Source: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, 1968.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SURE = 1.96
-"""Standard deviations: 95 % of a normal distribution lie within."""
+"""Number of standard deviations that contain 95 % of a normal distribution."""
 BLOCKS = 12
 """Neighbouring samples depend on each other, so slopes are taken between the means of this number
 of blocks."""
@@ -25,8 +25,8 @@ of blocks."""
 
 @dataclass(frozen=True)
 class Trend:
-    """Slope per hour, the ends of its 95 % interval; the first level (mean of a quarter) and the
-    last one (mean of the last block)."""
+    """Slope per hour, the ends of its 95 % interval, the first level (mean of a quarter) and the
+    last level (mean of the last block)."""
 
     slope: float
     low: float
@@ -35,7 +35,8 @@ class Trend:
     last: float
 
     def flat(self, limit: float, step: float) -> bool:
-        """The slope is within `limit`, or not surely above it, and the rise is at most `step`."""
+        """Return True if the slope is within `limit`, or not significantly above it, and the rise
+        is at most `step`."""
         return self.low <= limit and self.last - self.first <= step
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class Trend:
 
 
 def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
-    """Over block means. At least two samples per block are needed."""
+    """Compute the trend from block means. At least two samples per block are required."""
     count = len(values)
     if count < 2 * BLOCKS:
         raise ValueError(f"{count} samples are too few for a trend: at least {2 * BLOCKS}")

@@ -1,4 +1,4 @@
-"""The verdicts on the samples of a soak test: nothing grows, nothing drifts, nothing has failed."""
+"""The verdicts on the samples of a soak test: no growth, no drift, no failed record."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ LIMITS = {
     "tasks": (0.0, 0.5),
     "timers": (0.5, 0.5),
 }
-"""Growth per hour beyond which a quantity is not flat, and rise in all: of memory, two arenas of
-CPython's allocator; of things that are counted, half a thing, since one that a fault or a visitor
-leaves behind is thirty or hundreds an hour. Descriptors and tasks never vary at rest, so they may
-not grow at all; timers do."""
+"""Maximum growth per hour, and maximum rise in total. For memory, the rise is two arenas of
+CPython's allocator. For counted objects it is half an object, because an object that each fault or
+visitor leaks makes thirty to hundreds per hour. Descriptors and tasks never vary at rest, so they
+may not grow at all; timers do vary."""
 BACKLOG_MIB = BUFFER / MIB + 12
-"""What a fault may make the process hold more than it does at rest: `buffer_memory`, and answers,
-blocks and the objects of batches."""
+"""Memory in MiB that the process may hold during a fault in addition to that at rest:
+`buffer_memory`, and responses, blocks and the objects of batches."""
 HELD = 0.95
-"""Of the rate asked for, while nothing is broken (median)."""
+"""Minimum share of the requested rate without a fault (median)."""
 DRIFT = 1.2
-"""The last quarter's median p99 may be so much larger than the first one's (and 1 ms, anyway), and
-the processor time of a record."""
+"""Maximum factor between the last and the first quarter, for the median p99 (1 ms is always
+allowed) and for the processor time per record."""
 CALM = 0.02
-"""Latencies are compared while less of the machine than this was stolen."""
+"""Maximum share of stolen processor time for which latencies are compared."""
 CALM_SAMPLES = 10
-"""At least, of each quarter."""
+"""Minimum number of such samples in each quarter."""
 
 Sample = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one promise; `word` says in which way it was kept or broken. `good` is None if that is
-    unknown."""
+    """The verdict on one promise. `word` says in which way the promise was kept or broken. `good`
+    is None if that is unknown."""
 
     good: bool | None
     word: str
@@ -51,7 +51,8 @@ class Verdict:
 
 
 def judged(samples: Sequence[Sample], rate: float, failed: int) -> dict[str, Verdict]:
-    """The verdicts by name on a load of `rate` records/s, of which `failed` records failed."""
+    """Return the verdicts by name on a load of `rate` records/s, of which `failed` records
+    failed."""
     quiet = [sample for sample in samples if sample["quiet"]]
     quarter = max(1, len(quiet) // 4)
     first, last = quiet[:quarter], quiet[-quarter:]
@@ -76,7 +77,7 @@ def _grown(quiet: Sequence[Sample]) -> dict[str, Verdict]:
 
 
 def _backlog(samples: Sequence[Sample], quiet: Sequence[Sample]) -> Verdict:
-    """The most memory that was in use after the warm-up, beyond that at rest."""
+    """Judge the maximum memory in use after the warm-up, beyond that at rest."""
     rest = statistics.median(sample["rss_mib"] for sample in quiet)
     most = max(one["rss_mib"] for one in samples if one["second"] >= quiet[0]["second"])
     bounded = most - rest <= BACKLOG_MIB

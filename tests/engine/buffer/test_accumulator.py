@@ -38,12 +38,12 @@ BUFFER = str(Path(accumulator.__file__).parent)
 
 
 def drained(harness: EngineHarness, node: int = 1, size: int = 1 << 20) -> list[ProducerBatch]:
-    """Batches taken by hand; they are never sent."""
+    """Return the batches of a manual drain; they are never sent."""
     return harness.drain(node, size)
 
 
 def answered(batch: ProducerBatch) -> ProducerBatch:
-    """A drained batch whose request was answered."""
+    """Return a drained batch after the response to its request."""
     batch.change_state(BatchState.IN_FLIGHT)
     batch.change_state(BatchState.COMPLETING)
     return batch
@@ -221,7 +221,7 @@ async def test_partition_with_data_is_usable_as_soon_as_its_broker_has_taken_a_r
 
 @virtual
 async def test_usable_partitions_of_a_broker_that_takes_requests_are_all() -> None:
-    """However long a batch lingers, or waits behind another one."""
+    """This holds however long a batch lingers or waits behind another batch."""
     harness = EngineHarness(
         partitions=2,
         partitioner_availability_timeout_ms=500,
@@ -270,7 +270,7 @@ async def test_passes_cost_nothing_for_partitions_without_data() -> None:
 @virtual
 async def test_linger_of_a_batch_behind_a_retry_is_not_forgotten() -> None:
     """The retry leaves at once for the leader in the response; the open batch behind it must still
-    leave when its own linger is over."""
+    leave when its own linger ends."""
     harness = EngineHarness(linger_ms=100, adaptive_linger=False, brokers=2)
     harness.append(b"first")
     harness.later(0.1)
@@ -709,7 +709,7 @@ def raise_interrupt() -> None:
 
 
 def deliver_rest(harness: EngineHarness) -> None:
-    """Passes and acknowledgments until nothing is left."""
+    """Run the sender and acknowledge requests until nothing remains."""
     for _ in range(4):
         harness.step()
         for sent in harness.brokers.waiting:
@@ -746,8 +746,8 @@ def test_withdrawal_that_is_interrupted_anywhere_leaves_nothing_behind(sealed: b
 def test_record_may_be_cancelled_anywhere_within_a_call_or_a_pass(
     within: str, sealed: bool
 ) -> None:
-    """Like `asyncio.run` on SIGINT: its signal handler cancels the main task, which may await a
-    record, between any two bytecodes."""
+    """Interrupt as `asyncio.run` does on SIGINT: its signal handler cancels the main task, which
+    may await a record, between any two bytecodes."""
 
     def cancelled(step: int) -> bool:
         delivery: Delivery
@@ -815,7 +815,7 @@ def test_batch_taken_out_by_an_interrupted_drain_is_not_in_doubt(refused: bool) 
         async def scene() -> None:
             harness = EngineHarness()
             delivery = harness.append(b"v")
-            delivery.add_done_callback(lambda _: None)  # without it the failure is logged
+            delivery.add_done_callback(lambda _: None)  # without a callback the failure is logged
             if refused:
                 harness.step()
                 harness.brokers.last.refuse(Code.NOT_ENOUGH_REPLICAS)
@@ -838,7 +838,7 @@ def test_batch_taken_out_by_an_interrupted_drain_is_not_in_doubt(refused: bool) 
 
 @virtual
 async def test_record_appended_while_the_last_one_is_being_withdrawn_is_sent() -> None:
-    """A finalizer appends it to the same batch before the batch is discarded."""
+    """A finalizer appends the record to the same batch before the batch is discarded."""
     harness = EngineHarness()
     delivery = harness.append(b"a")
     (batch,) = harness.queued()
@@ -866,7 +866,7 @@ async def test_record_appended_while_the_last_one_is_being_withdrawn_is_sent() -
 @virtual
 async def test_batch_without_records_that_a_pass_finds_wakes_the_sender_again() -> None:
     """The withdrawal of the records was interrupted. The end of a transaction may wait only for
-    this batch, and a pass checks for that before it drains."""
+    this batch, and the sender checks for that before it drains."""
     harness = EngineHarness()
     delivery = harness.append(b"v")
 

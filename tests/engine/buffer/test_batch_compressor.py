@@ -1,4 +1,4 @@
-"""Closing batches: compression on the spot or in a worker thread, ratios, failures; splitting."""
+"""Closing batches: compression inline or in a worker thread, ratios, failures; splitting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.simulation.call_interrupts import Injector
 
 T0 = TopicPartition("t", 0)
 WORKER = object()
-"""Stands for the executor: the virtual loop runs its jobs inline."""
+"""Replaces the executor: the virtual loop runs its jobs inline."""
 
 
 class Broken(NoCompression):
@@ -150,7 +150,8 @@ async def test_failing_codec_costs_its_batch_and_nothing_else(worker: bool) -> N
 
 
 def test_exception_of_a_signal_handler_within_compression_is_never_hidden() -> None:
-    """The exception fails the batch, as one of the codec does, or ends the pass unchanged."""
+    """The exception fails the batch, like an exception of the codec, or propagates from the
+    sender."""
 
     class SoftTimeLimit(Exception):
         pass
@@ -194,8 +195,8 @@ async def test_cancelled_compression_fails_the_batch() -> None:
 
 @virtual
 async def test_batch_whose_failure_is_not_reported_is_compressed_again() -> None:
-    """A signal handler raises after `_job_done` has noted the failure, before the sender fails the
-    batch: the partition must not wait for the delivery timeout of that batch."""
+    """A signal handler raises after `_job_done` has stored the failure and before the sender fails
+    the batch: the partition must not wait for the delivery timeout of that batch."""
     harness = world_with(codec_for("gzip"), worker=True)
     assert isinstance(harness.loop, VirtualLoop)
     harness.loop.executor_delay_s = 5.0

@@ -36,8 +36,8 @@ async def test_batch_that_waits_behind_another_one_grows() -> None:
 @virtual
 @pytest.mark.parametrize(("age", "grows"), [(1.9, True), (2.1, False)])
 async def test_batch_grows_until_a_sixteenth_of_its_time_is_over(age: float, grows: bool) -> None:
-    """A batch that has already waited for so long must not become larger, because that would delay
-    it further."""
+    """A batch that has already waited for this long must not grow, because that would delay it
+    further."""
     harness = EngineHarness(batch_size=1000, elastic_batch_size=3000, delivery_timeout_ms=32_000)
     harness.brokers.busy.add(1)
     append_many(harness, 10)

@@ -1,4 +1,4 @@
-"""What a batch is split into: its plain records, and the size of the parts."""
+"""The parts of a split batch: its plain records, and the sizes of the parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.reference.records import PlainRecord, encode_records
 
 
 def encoded(harness: EngineHarness, values: list[bytes]) -> ProducerBatch:
-    """An encoded batch of these values."""
+    """Return an encoded batch of these values."""
     for value in values:
         harness.append(value)
     harness.step()

@@ -1,4 +1,4 @@
-"""The table of a batch's states, and that batches go through them."""
+"""The transition table of batch states, and the transitions of real batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.engine_harness import EngineHarness, error_of, quiet, virtual
 
 S = BatchState
 
-# The shortest way from OPEN.
+# The shortest path from OPEN.
 PATHS: dict[BatchState, list[BatchState]] = {
     S.OPEN: [],
     S.SEALED: [S.SEALED],

@@ -1,4 +1,4 @@
-"""How much of the buffer each broker may hold, and the queues of callers that wait for a broker."""
+"""How much of the buffer each broker may hold, and the queues of calls that wait for a broker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def remove(quota: BrokerMemoryQuota, node: int | None, size: int) -> None:
 
 @dataclass(eq=False)
 class Queue:
-    """What has a leader."""
+    """A queue that has a leader."""
 
     node: int | None = 1
 
@@ -107,7 +107,8 @@ async def test_turn_that_is_dropped_ends() -> None:
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> None:
-    """The garbage collector may run there and find it in the traceback of an interrupted call."""
+    """The garbage collector may run there and delete the slot in the traceback of an interrupted
+    call."""
 
     async def main() -> None:
         quota = two_brokers()
@@ -248,7 +249,7 @@ async def test_waiter_cancelled_with_the_permit_passes_it_on() -> None:
     first, second = start(quota), start(quota)
     await quiet()
     remove(quota, 1, 60)
-    first.cancel()  # it has the permit but did not run yet
+    first.cancel()  # it has the permit but has not run yet
     await quiet()
     assert first.cancelled()
     assert second.done()

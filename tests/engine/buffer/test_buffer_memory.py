@@ -45,7 +45,7 @@ def forever() -> float:
 
 
 def take(memory: BufferMemory, size: int) -> bool:
-    """Bytes that another caller holds until `release`."""
+    """Reserve bytes for another caller until `release`."""
     reservation = Reservation(memory)
     taken = memory.try_reserve(size, reservation)
     _held.append(reservation)
@@ -81,7 +81,7 @@ async def reserve(memory: BufferMemory, size: int, deadline: float) -> None:
 
 
 _held: list[Reservation] = []
-"""Kept, because a reservation that is dropped gives its bytes back."""
+"""Keeps the reservations, because a deleted reservation releases its bytes."""
 
 
 def start(memory: BufferMemory, size: int, deadline: float | None = None) -> asyncio.Task[None]:
@@ -124,7 +124,7 @@ async def test_reservation_that_is_dropped_gives_its_bytes_back() -> None:
 
 @virtual
 async def test_reservation_that_is_dropped_wakes_those_who_wait() -> None:
-    """For example that of a call in whose `finally` a signal handler raised."""
+    """For example, the reservation of a call in whose `finally` a signal handler raised."""
     memory, _ = budget()
     dropped = Reservation(memory)
     assert memory.try_reserve(100, dropped)
@@ -163,7 +163,8 @@ async def test_reserve_interrupted_at_any_bytecode_keeps_no_bytes_and_no_place()
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None:
-    """The garbage collector may run there and find it in the traceback of its call."""
+    """The garbage collector may run there and delete the reservation in the traceback of its
+    call."""
 
     async def main() -> None:
         memory, _ = budget()
@@ -206,8 +207,8 @@ async def test_reservation_dropped_between_look_and_wait_is_not_missed() -> None
 
 
 def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]) -> tuple[T, bool]:
-    """Run a step with `action` before the bytecode with this number. Returns the result of the
-    step, and whether there were this many bytecodes."""
+    """Run a step with `action` before the bytecode with this number. Return the result of the step,
+    and whether there were this many bytecodes."""
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -234,8 +235,8 @@ def at_bytecode(number: int, action: Callable[[], object], step: Callable[[], T]
 async def test_reservation_dropped_at_any_moment_of_a_call_that_begins_to_wait_is_not_missed() -> (
     None
 ):
-    """The call checks for room, joins the queue, and checks again. Another thread or a garbage
-    collection may free memory at every bytecode of that."""
+    """The call checks for free memory, joins the queue, and checks again. Another thread or a
+    garbage collection may free memory at every bytecode of these steps."""
     number = moments = waited = 0
     while number == moments:
         number += 1
@@ -274,7 +275,7 @@ def test_reservation_dropped_after_its_loop_was_closed_is_given_back() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(leave())
-    memory.has_waiters = True  # as if the call that waited had never been ended
+    memory.has_waiters = True  # as if the waiting call had never ended
     del dropped
     assert memory.used == 0
 

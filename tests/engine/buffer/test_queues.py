@@ -27,7 +27,7 @@ async def test_batch_is_put_before_all_others_and_the_rest_in_order() -> None:
 
 
 def test_batch_opened_anywhere_while_another_is_put_first_stays_in_the_queue() -> None:
-    """By a record that a finalizer or a signal handler sends."""
+    """A finalizer or a signal handler sends the record that opens the batch."""
 
     def opened(step: int) -> bool:
         harness: EngineHarness

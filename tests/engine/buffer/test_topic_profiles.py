@@ -20,7 +20,7 @@ from tests.engine.engine_harness import EngineHarness, error_of, outcome_of, vir
 
 A = TopicPartition("a", 0)
 BATCH_DEADLINE = 20.0
-"""Later times at which the sender is to wake up are not lingers."""
+"""Later wakeup times of the sender are not caused by a linger."""
 
 
 def engine(a: TopicProfile, b: TopicProfile | None = None, **settings: object) -> EngineHarness:
@@ -29,7 +29,7 @@ def engine(a: TopicProfile, b: TopicProfile | None = None, **settings: object) -
 
 
 def sent_topics(harness: EngineHarness) -> list[set[str]]:
-    """The topics of each Produce request so far."""
+    """Return the topics of each Produce request so far."""
     return [{where.topic for where in sent.batches} for sent in harness.brokers.produce]
 
 
@@ -101,8 +101,8 @@ async def test_topic_with_a_linger_waits_for_it_even_if_its_broker_is_idle(adapt
 
 
 def calls_of_a_pass(partitions: int) -> int:
-    """Python calls of the accumulator in a pass that sends one record, while that number of
-    partitions of the same broker waits for the linger of a profile."""
+    """Count the Python calls of the accumulator in a sender run that sends one record, while that
+    number of partitions of the same broker waits for the linger of a profile."""
     found = 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -299,7 +299,7 @@ async def test_later_batch_with_a_shorter_timeout_expires_first() -> None:
 def test_every_batch_expires_after_the_timeout_of_its_topic(
     timeouts: tuple[int, int], appends: list[tuple[str, int]]
 ) -> None:
-    """The sender sleeps as long as each pass says, and the broker takes no request."""
+    """The sender sleeps until the time that each run returns, and the broker accepts no request."""
 
     @virtual
     async def main() -> None:
@@ -323,7 +323,7 @@ def test_every_batch_expires_after_the_timeout_of_its_topic(
 def sleep_through(
     harness: EngineHarness, waiting: list[tuple[Delivery, float]], until: float
 ) -> None:
-    """Make the passes of the sender until a time, and check each batch at each of them."""
+    """Run the sender until a time, and check each batch at each run."""
     while True:
         at = harness.step()
         for delivery, deadline in list(waiting):
@@ -348,8 +348,8 @@ def sleep_through(
 def test_every_batch_is_sent_after_the_linger_of_its_topic(
     lingers: tuple[int, int, int], appends: list[tuple[str, int]], adaptive: bool
 ) -> None:
-    """Batches of a topic with a linger leave when it is over, whatever is sent meanwhile; others
-    leave by then at the latest."""
+    """Batches of a topic with a linger leave when it ends, regardless of other requests; other
+    batches leave by then at the latest."""
 
     @virtual
     async def main() -> None:

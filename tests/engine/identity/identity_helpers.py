@@ -1,4 +1,4 @@
-"""What the tests of `_engine.identity` share: managers without a driver, and batches."""
+"""Helpers for the tests of `_engine.identity`: managers without a driver, and batches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RecordingControl:
         return self.incomplete
 
     def with_records(self) -> set[TopicPartition]:
-        """All partitions that a test asks for, except those in `withdrawn`."""
+        """All partitions that a test checks, except those in `withdrawn`."""
         return _AllBut(self.withdrawn)
 
     def fail_unsent(self, error: KafkaError, *, with_sequence: bool, in_doubt: bool) -> None:
@@ -61,7 +61,7 @@ class RecordingControl:
 
 
 def manager(control: RecordingControl | None = None) -> TransactionManager:
-    """Uninitialized."""
+    """Return an uninitialized manager."""
     loop = asyncio.get_running_loop()
     return TransactionManager("id", loop=loop, control=control or RecordingControl())
 
@@ -71,7 +71,7 @@ def calls(made: TransactionManager) -> TransactionCalls:
 
 
 def opened(*more: TxnState, control: RecordingControl | None = None) -> TransactionManager:
-    """In a transaction under producer id 0, and then in the states `more`."""
+    """Return a manager in a transaction with producer id 0, after further transitions to `more`."""
     made = manager(control)
     for state in (TxnState.INITIALIZING, TxnState.READY, TxnState.IN_TRANSACTION, *more):
         made._become(state)
@@ -84,7 +84,7 @@ def sequences(made: TransactionManager) -> TransactionalSequences:
 
 
 def batches(count: int) -> list[ProducerBatch]:
-    """Batches of one record of partition 0, without sequences."""
+    """Return batches of one record each for partition 0, without sequences."""
     harness = EngineHarness()
     found: list[ProducerBatch] = []
     for _ in range(count):

@@ -1,5 +1,5 @@
-"""Finding coordinators and connecting to them: which address is dialled, what ends the wait for a
-connection, and what an unusual FindCoordinator response leads to."""
+"""Finding coordinators and connecting to them: which address is dialled, when the wait for a
+connection ends, and how unusual FindCoordinator responses are handled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.transactions.transaction_helpers import (
 )
 
 QUICK_S = 1.5
-"""No wait here is longer than one maximal backoff and some round trips."""
+"""Every wait here is shorter than one maximum backoff and some round trips."""
 KEY = (CoordinatorKind.TRANSACTION, ID)
 
 
@@ -47,7 +47,7 @@ def coordinator(cluster: FakeCluster) -> FakeBroker:
 
 
 def elsewhere(cluster: FakeCluster) -> int:
-    """A partition that the coordinator does not lead."""
+    """Return a partition that the coordinator does not lead."""
     here = coordinator(cluster).broker_id
     return next(p.index for p in cluster.topics["t"].partitions if p.leader != here)
 
@@ -105,14 +105,14 @@ async def test_batch_follows_at_once_the_request_that_had_its_broker_reserved(
     cluster: FakeCluster, producer: Producer[Any, Any], tv: int
 ) -> None:
     """The sender sends nothing to a broker while a request (AddPartitionsToTxn or FindCoordinator)
-    waits for a free place in flight at that broker. It continues as soon as that request is sent,
+    waits for a free in-flight slot at that broker. It continues as soon as that request is sent,
     before its response."""
     cluster.network.latency_s = 0.1
     await producer.begin_transaction()
     await producer.send("t", b"0", partition=0)
     round_trip = await timed(producer.send("t", b"1", partition=0))
     assert round_trip > 0.1
-    cluster.control(PRODUCE, answer_late(0.3), times=1)  # the second one is answered with it
+    cluster.control(PRODUCE, answer_late(0.3), times=1)  # also delays the second response
     handles = []
     for value in (b"2", b"3"):
         handles.append(await producer.submit("t", value, partition=0))
@@ -173,7 +173,7 @@ async def test_slow_connection_is_waited_for(
 async def test_coordinator_that_left_the_metadata_and_then_ended_does_not_hold_up_the_commit(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Controlled shutdown: the broker leaves the metadata first, and its sockets are closed
+    """In a controlled shutdown the broker leaves the metadata first, and its sockets are closed
     later."""
     await producer.start()
     leaving = coordinator(cluster)
@@ -236,8 +236,8 @@ async def test_renumbered_coordinator_is_reached_at_its_address(
 async def test_coordinator_that_the_metadata_do_not_list_is_dialled(
     cluster: FakeCluster, producer: Producer[Any, Any], listed_later: bool
 ) -> None:
-    """A new broker that is not in the metadata yet, or the coordinator of a proxy, which never
-    is."""
+    """The coordinator is a new broker that is not in the metadata yet, or that of a proxy, which
+    never is."""
     hidden = cluster.brokers[2]
     cluster.coordinator_ids = (2,)
     for partition in cluster.topics["t"].partitions:
@@ -339,7 +339,7 @@ async def test_snapshot_forgets_listed_coordinators_only(
     coordinators.on_snapshot(replace(snapshot, nodes={**snapshot.nodes, here: moved}))
     assert coordinators.known(*KEY) is None
     assert await coordinators.find(*KEY) == (0, None)
-    coordinators._known[KEY].listed = False  # named while the metadata did not list it
+    coordinators._known[KEY].listed = False  # the metadata did not list it when it was found
     coordinators.on_snapshot(replace(snapshot, nodes={}))
     assert coordinators.known(*KEY) == here
     coordinators.on_snapshot(snapshot)
@@ -361,7 +361,7 @@ async def test_number_of_known_coordinators_is_limited(
     assert len(coordinators._known) == 1_000
     assert coordinators.known(*groups[0]) is None  # the oldest
     assert coordinators.known(*KEY) is None
-    await full(producer, b"1")  # looks the coordinator up again
+    await full(producer, b"1")  # finds the coordinator again
     assert coordinators.known(*KEY) == coordinator(cluster).broker_id
 
 

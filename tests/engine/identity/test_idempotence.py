@@ -40,12 +40,12 @@ def tracker_of(harness: EngineHarness) -> SequenceTracker:
 
 
 def sequences(harness: EngineHarness) -> list[tuple[int, int]]:
-    """Epoch and base sequence of every request, in order."""
+    """Return the epoch and base sequence of every request, in order."""
     return [sent.sequence[1:] for sent in harness.brokers.produce]
 
 
 async def started(**settings: object) -> tuple[EngineHarness, asyncio.Task[None]]:
-    """A harness with one acknowledged record and a running sender."""
+    """Return a harness with one acknowledged record and its running sender."""
     harness = EngineHarness(**settings)  # type: ignore[arg-type]
     task = asyncio.ensure_future(harness.sender.run())
     harness.append_all(b"first")
@@ -62,7 +62,7 @@ async def end(harness: EngineHarness, task: asyncio.Task[None]) -> None:
 
 
 def acknowledged(harness: EngineHarness, value: bytes = b"first") -> Delivery:
-    """One record delivered, so that brokers know the producer."""
+    """Deliver one record, so that brokers have state of the producer."""
     (delivery,) = harness.append_all(value)
     harness.step()
     harness.brokers.last.ack()
@@ -78,14 +78,14 @@ def three_in_flight(harness: EngineHarness) -> tuple[list[Delivery], list[Sent]]
 
 
 def expiring() -> EngineHarness:
-    """A harness whose records expire after 30 s, with one that is acknowledged."""
+    """Return a harness with one acknowledged record, whose records expire after 30 s."""
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     acknowledged(harness)
     return harness
 
 
 def expired_in_flight() -> tuple[EngineHarness, Delivery]:
-    """Like `expiring`, and a record that has expired while its request is in flight."""
+    """Like `expiring`, with a record that has expired while its request is in flight."""
     harness = expiring()
     delivery = harness.append(b"expired")
     harness.step()
@@ -96,11 +96,12 @@ def expired_in_flight() -> tuple[EngineHarness, Delivery]:
 def expired_in_backoff(
     value: bytes, *, stored: bool = False
 ) -> tuple[EngineHarness, list[Delivery], Sent]:
-    """Like `expiring`, and a record whose request was lost shortly before it expired, while that of
-    its successor `value` is in flight; `stored`: the broker has appended it.
+    """Like `expiring`, with a record whose request was lost shortly before it expired, while the
+    request of the next record, `value`, is in flight. `stored`: the broker has appended the first
+    record.
 
     Returns:
-        The harness, the handles of both and the successor's request.
+        The harness, the handles of both records and the request of the second one.
     """
     harness = expiring()
     deliveries = harness.append_all(b"expired")
@@ -116,7 +117,7 @@ def expired_in_backoff(
 
 
 def deliver_all(harness: EngineHarness) -> None:
-    """Let the brokers process all requests correctly until none is left."""
+    """Let the brokers process all requests correctly until none remains."""
     for _ in range(50):
         harness.refresh()
         harness.step()
@@ -196,7 +197,7 @@ async def test_sequence_after_the_highest_is_zero() -> None:
 
 
 async def before_the_wrap(left: int) -> EngineHarness:
-    """A harness whose brokers are Kafka 1.0.0, `left` sequences before they wrap."""
+    """Return a harness whose brokers are Kafka 1.0.0, `left` sequences before they wrap."""
     harness = EngineHarness()
     ledger = harness.brokers.log(T0).ledger
     ledger.by_order = True
@@ -214,8 +215,8 @@ async def before_the_wrap(left: int) -> EngineHarness:
 @pytest.mark.parametrize("left", [0, 1, 2])
 @virtual
 async def test_duplicate_answered_because_the_sequences_wrapped_is_not_believed(left: int) -> None:
-    """Kafka 1.0.0 and 1.0.1 compare sequences as numbers: behind the wrap they call every batch a
-    duplicate and append none of them."""
+    """Kafka 1.0.0 and 1.0.1 compare sequences as numbers: after the wrap they report every batch as
+    a duplicate and append none of them."""
     harness = await before_the_wrap(left)
     harness.append_all(*(b"%d" % number for number in range(left)))
     deliver_all(harness)
@@ -396,7 +397,8 @@ async def test_answers_of_the_old_leader_are_awaited_before_the_new_one_gets_any
 
 @virtual
 async def test_sequences_that_a_broker_has_seen_are_never_given_out_again() -> None:
-    """Whatever it answered: if it stored the batch, it would take the next one for a duplicate."""
+    """Whatever the broker returned: if it stored the batch, it would treat the next one as a
+    duplicate."""
     harness = EngineHarness()
     acknowledged(harness)
     delivery = harness.append(b"bad")
@@ -465,8 +467,8 @@ async def test_nothing_new_leaves_between_a_gap_and_its_bump() -> None:
 async def test_partition_without_a_sequence_under_the_present_epoch_restarts_without_a_bump() -> (
     None
 ):
-    """A bump is for brokers that know a sequence under the epoch. Bumping for every partition of an
-    outage would use up the epochs."""
+    """A bump is for brokers that have a sequence under the epoch. A bump for every partition of an
+    outage would exhaust the epochs."""
     harness = EngineHarness(partitions=2)
     for partition in (0, 1):
         harness.append(b"first", partition)
@@ -483,7 +485,7 @@ async def test_partition_without_a_sequence_under_the_present_epoch_restarts_wit
     deliver_all(harness)
     assert tracker_of(harness).epoch == 1
     assert [offset_of(one) for one in good] == [1, 1]
-    # Now both have sequences under it.
+    # Now both partitions have sequences under it.
     harness.append(b"bad", 1)
     harness.step()
     harness.brokers.last.refuse(Code.INVALID_RECORD)
@@ -527,7 +529,7 @@ async def test_bump_of_one_partition_leaves_epoch_and_batches_in_flight_of_anoth
 async def test_real_gap_at_the_head_restarts_the_partition() -> None:
     harness = EngineHarness()
     acknowledged(harness)
-    harness.brokers.log(T0).truncate(0)  # an unclean election lost it, but not the producer state
+    harness.brokers.log(T0).truncate(0)  # an unclean election lost the record but no producer state
     harness.append_all(b"x")
     harness.step()
     harness.brokers.last.refuse(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
@@ -598,7 +600,8 @@ async def test_producer_epoch_too_old_means_another_id_and_tries_the_batch_again
 
 @virtual
 async def test_producer_epoch_too_old_ends_a_batch_whose_earlier_attempt_is_in_doubt() -> None:
-    """Brokers find no duplicates under an older epoch; a new sequence would store it twice."""
+    """Brokers detect no duplicates under an older epoch; a new sequence would store the batch
+    twice."""
     harness = EngineHarness()
     acknowledged(harness)
     delivery = harness.append(b"v")
@@ -695,8 +698,8 @@ async def test_another_cluster_means_another_producer_id_for_what_is_not_in_doub
 async def test_producer_id_that_another_cluster_gives_once_more_begins_above_its_old_epochs() -> (
     None
 ):
-    """The new cluster has the logs of the old one: with the old epoch, the next batch would be
-    taken for a duplicate of the first one."""
+    """The new cluster has the logs of the old one: with the old epoch, it would treat the next
+    batch as a duplicate of the first one."""
     harness = EngineHarness()
     acknowledged(harness)
     harness.sender.on_cluster_changed()
@@ -730,8 +733,8 @@ async def test_producer_id_without_epochs_left_is_refused_from_another_cluster()
 
 @virtual
 async def test_batch_in_doubt_is_resolved_before_a_bump_renumbers_anything() -> None:
-    """Batch 2 was stored, its answer lost; batch 3 is rejected, so a bump
-    is due. Renumbering batch 2 now would store it twice."""
+    """Batch 2 was stored and its response lost; batch 3 is refused, so a bump is due. Renumbering
+    batch 2 now would store it twice."""
     harness = EngineHarness()
     acknowledged(harness)
     maybe, refused = harness.append_all(b"maybe", b"refused")
@@ -766,9 +769,9 @@ async def test_batch_in_doubt_behind_a_refused_batch_is_not_stored_twice() -> No
 
 @virtual
 async def test_stored_batch_is_retried_while_the_broker_still_remembers_it() -> None:
-    """The broker stored batch 1 and answered that it timed out; its retry is delayed while newer
-    batches are sent. Brokers know the last five batches: if more were sent, the retry would look
-    like a gap, and be stored again under a new epoch."""
+    """The broker stored batch 1 and returned a timeout; its retry is delayed while newer batches
+    are sent. Brokers keep the last five batches: if more were sent, the retry would look like a
+    gap, and be stored again under a new epoch."""
     harness = EngineHarness(max_in_flight_requests_per_connection=5)
     acknowledged(harness)
     deliveries = harness.append_all(*(b"%d" % i for i in range(1, 12)))
@@ -846,8 +849,8 @@ async def test_expired_in_backoff_with_successors_in_flight(stored: bool) -> Non
 
 @virtual
 async def test_successor_waits_no_longer_than_the_pass_that_gives_its_predecessor_up() -> None:
-    """The bump that an expired retry needs must be made in the pass that expires it: no event
-    follows."""
+    """The bump that an expired retry needs must be made in the run of the sender that expires it:
+    no event follows."""
     harness, task = await started(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     expired = harness.append(b"expired")
     harness.close_open()
@@ -868,8 +871,8 @@ async def test_successor_waits_no_longer_than_the_pass_that_gives_its_predecesso
 
 @virtual
 async def test_batch_in_doubt_is_resolved_when_the_last_open_batch_is_refused() -> None:
-    """The defect: the partition sent nothing any more, because no open batch was left that could
-    resolve the one in doubt."""
+    """The defect: the partition stopped sending, because no open batch remained that could resolve
+    the batch in doubt."""
     harness, (expired, refused), second = expired_in_backoff(b"refused")
     second.refuse(Code.INVALID_RECORD)
     new = harness.append(b"new")
@@ -895,8 +898,8 @@ async def test_late_duplicate_answer_of_an_expired_batch_settles_its_sequence() 
 
 @virtual
 async def test_zombie_of_an_older_epoch_is_fenced() -> None:
-    """A request whose connection died is appended by the broker after its batch was given up and
-    the epoch bumped: it must not be stored behind newer records."""
+    """A broker appends a request of a broken connection after the batch was given up and the epoch
+    bumped: the batch must not be stored after newer records."""
     harness = expiring()
     expired = harness.append(b"zombie")
     harness.step()
@@ -927,7 +930,7 @@ async def test_split_parts_share_out_the_sequences_of_their_batch() -> None:
     harness.step()
     large, behind = harness.brokers.waiting
     large.refuse(Code.MESSAGE_TOO_LARGE)
-    behind.ack()  # out of order at the broker
+    behind.ack()  # the broker returns OUT_OF_ORDER_SEQUENCE_NUMBER
     deliver_all(harness)
     assert sequences(harness)[1:] == [(0, 1), (0, 5), (0, 1), (0, 3), (0, 5)]
     assert [offset_of(d) for d in [*deliveries, successor]] == [1, 2, 3, 4, 5]
@@ -950,8 +953,8 @@ async def test_split_part_that_is_rejected_restarts_the_rest() -> None:
 
 @virtual
 async def test_parts_of_a_batch_that_is_in_the_log_are_not_stored_beside_it() -> None:
-    """The limit was lowered between two attempts. Brokers check the size before they look for
-    duplicates, and recognise no parts. With new sequences the parts would be stored twice."""
+    """The limit was lowered between two attempts. Brokers check the size before they check for
+    duplicates, and do not recognise parts. With new sequences the parts would be stored twice."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = [harness.append(b"a"), harness.append(b"b")]
@@ -987,7 +990,8 @@ async def test_parts_of_a_batch_in_doubt_that_is_not_in_the_log_are_delivered() 
 
 @virtual
 async def test_rest_of_a_batch_in_doubt_keeps_its_sequence_when_a_part_fails() -> None:
-    """The first part fails; the whole may still be in the log, and the second part with it."""
+    """The first part fails; the whole batch may still be in the log, and the second part with
+    it."""
     harness = EngineHarness()
     acknowledged(harness)
     first, second = harness.append(b"a"), harness.append(b"b")
@@ -1017,7 +1021,8 @@ async def test_rest_of_a_batch_in_doubt_keeps_its_sequence_when_a_part_fails() -
 async def test_gap_of_a_record_in_doubt_ends_the_next_one_only_if_copies_of_both_may_arrive(
     first_lost: bool, second_lost: bool, delivered: bool
 ) -> None:
-    """A broker that has responded has read the request. One that has not may still read it."""
+    """A broker that has responded has read the request. Without a response, it may still read
+    it."""
     harness = EngineHarness()
     acknowledged(harness)
     first = harness.append(b"a")
@@ -1045,8 +1050,8 @@ async def test_gap_of_a_record_in_doubt_ends_the_next_one_only_if_copies_of_both
 
 @virtual
 async def test_copy_lost_under_an_older_epoch_is_no_doubt_behind_a_gap_of_the_next_one() -> None:
-    """The third record is lost under epoch 0, where the first one leaves a gap; the second one
-    leaves another under epoch 1. A copy that arrives late is refused for its epoch."""
+    """The third record is lost under epoch 0, where the first record leaves a gap; the second
+    record leaves another gap under epoch 1. A late copy is refused because of its epoch."""
     harness = EngineHarness()
     (first, second, third), attempts = three_in_flight(harness)
     attempts[0].refuse(Code.NOT_LEADER_OR_FOLLOWER)
@@ -1079,7 +1084,8 @@ async def test_copy_lost_under_an_older_epoch_is_no_doubt_behind_a_gap_of_the_ne
 async def test_records_of_split_parts_have_numbers_and_cannot_be_withdrawn(
     withdrawn: list[int],
 ) -> None:
-    """A part emptied by cancelling would keep its place among the open batches forever."""
+    """Otherwise a part emptied by cancellation would keep its place among the open batches
+    forever."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = [harness.append(b"%d" % i) for i in range(4)]
@@ -1177,7 +1183,7 @@ async def test_three_in_flight_failing_in_any_way_are_stored_once_and_in_order(
             second,
             third,
         }:
-            continue  # no broker answers like that
+            continue  # no broker responds like this
         for sent, how in zip(requests, (first, second, third), strict=True):
             FAILURES[how](sent)
         follower = harness.append(b"follower")
@@ -1271,8 +1277,8 @@ async def test_forgetting_a_topic_leaves_a_batch_in_doubt_its_sequence() -> None
 def lost(
     harness: EngineHarness, *values: bytes, stored: int, settled: bool = True
 ) -> list[Delivery]:
-    """Batches of one record in flight at once, their answers lost, the first `stored` in the log;
-    then the leader restarts from its snapshot."""
+    """Send batches of one record at once and lose their responses. The first `stored` batches are
+    in the log. Then restart the leader from its snapshot."""
     if settled:
         acknowledged(harness)
     deliveries = harness.append_all(*values)
@@ -1293,9 +1299,9 @@ def lost(
 async def test_batches_in_doubt_are_stored_once_by_a_leader_that_restarted(
     stored: int, in_flight: int
 ) -> None:
-    """The snapshot of the leader contains only the newest batch, so it answers
-    OUT_OF_ORDER_SEQUENCE_NUMBER to older ones as if they were missing. The newest batch proves that
-    they are not."""
+    """The snapshot of the leader contains only the newest batch, so it returns
+    OUT_OF_ORDER_SEQUENCE_NUMBER for older batches as if they were missing. The newest batch proves
+    that they are stored."""
     stored = min(stored, in_flight)
     harness = EngineHarness()
     values = [b"%d" % number for number in range(in_flight)]
@@ -1307,7 +1313,7 @@ async def test_batches_in_doubt_are_stored_once_by_a_leader_that_restarted(
 
 @virtual
 async def test_newest_in_doubt_is_asked_only_after_an_older_one_was_out_of_order() -> None:
-    """A broker that recognises all of them answers each in turn, without further requests."""
+    """A broker that recognises all batches responds to each in turn, without further requests."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b", b"c")
@@ -1333,7 +1339,7 @@ async def test_newest_in_doubt_is_asked_first_then_the_older_ones_again() -> Non
 
 @virtual
 async def test_older_ones_have_no_offset_if_others_have_written_between_them() -> None:
-    """The answer to the newest one proves that they are in the log, not where."""
+    """The response to the newest batch proves that the older ones are in the log, but not where."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b", b"c")
@@ -1377,8 +1383,8 @@ async def test_batches_in_doubt_are_renumbered_once_all_of_them_are_out_of_order
 
 @virtual
 async def test_broker_that_lost_its_state_while_asked_proves_nothing() -> None:
-    """The broker accepts any first sequence, so a newest batch that is in the log now says nothing
-    about the older ones. They are not acknowledged."""
+    """The broker accepts any first sequence, so a newest batch that is in the log proves nothing
+    about the older batches. They are not acknowledged."""
     harness = EngineHarness()
     acknowledged(harness)
     refused = harness.append_all(b"refused")
@@ -1403,7 +1409,7 @@ async def test_broker_that_lost_its_state_while_asked_proves_nothing() -> None:
 
 @virtual
 async def test_newest_batch_without_room_before_it_proves_nothing() -> None:
-    """The offset of the newest batch follows that of the last acknowledged one: a broker without
+    """The offset of the newest batch follows that of the last acknowledged batch: a broker without
     state has accepted it although the batch before it was refused."""
     harness = EngineHarness()
     acknowledged(harness)
@@ -1423,8 +1429,8 @@ async def test_newest_batch_without_room_before_it_proves_nothing() -> None:
 
 @virtual
 async def test_records_of_a_copy_that_arrives_late_keep_their_timestamps() -> None:
-    """The batch was out of order, so that the log lacked it, and then the lost copies of it and of
-    the batch before it are appended after all."""
+    """The batch was out of order because it was missing in the log. Then the lost copies of it and
+    of the batch before it are appended after all."""
     harness = EngineHarness()
     acknowledged(harness)
     harness.append_all(b"a")
@@ -1435,7 +1441,7 @@ async def test_records_of_a_copy_that_arrives_late_keep_their_timestamps() -> No
     for sent in (first, second):
         sent.lose(stored=False)
     harness.publish()
-    for _ in range(2):  # the older one, then the newer one
+    for _ in range(2):  # the older batch, then the newer one
         harness.later()
         harness.brokers.last.refuse(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     first.store()
@@ -1447,8 +1453,8 @@ async def test_records_of_a_copy_that_arrives_late_keep_their_timestamps() -> No
 
 @virtual
 async def test_room_that_acknowledged_batches_take_proves_nothing() -> None:
-    """A broker that lost its state took the second batch and the third one without the first: the
-    offset of the third one leaves room for one record, and that is the second one."""
+    """A broker that lost its state appended the second and the third batch without the first: the
+    offset of the third batch leaves room for one record, which is the second batch."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b", b"c")
@@ -1489,8 +1495,9 @@ async def test_room_of_a_batch_that_was_acknowledged_before_an_older_one_proves_
 
 @virtual
 async def test_room_proves_nothing_once_retention_has_deleted_all_acknowledged_records() -> None:
-    """The broker forgot the producer with its records and took the second batch without the first.
-    The offset leaves room for the first one, but that room holds a record of another producer."""
+    """The broker deleted the producer state with its records and appended the second batch without
+    the first. The offset leaves room for the first one, but a record of another producer is there.
+    """
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b")
@@ -1504,7 +1511,7 @@ async def test_room_proves_nothing_once_retention_has_deleted_all_acknowledged_r
     harness.publish()
     harness.later()
     deliver_all(harness)
-    assert harness.brokers.stored(T0) == [b"a", b"b"]  # the first one is the other producer's
+    assert harness.brokers.stored(T0) == [b"a", b"b"]  # "a" is a record of the other producer
     assert error_of(deliveries[0]).outcome is Outcome.UNKNOWN
     assert offset_of(deliveries[1]) == 2
 
@@ -1524,7 +1531,7 @@ async def test_newest_batch_proves_nothing_in_a_response_without_log_start_offse
 
 @virtual
 async def test_brokers_that_stamp_the_records_leave_the_older_ones_in_doubt() -> None:
-    """Their answer is the same whether the newest batch was already in the log or is new."""
+    """Their response is the same whether the newest batch was already in the log or is new."""
     harness = EngineHarness()
     harness.brokers.append_time_ms = 5
     deliveries = lost(harness, b"a", b"b", stored=2)
@@ -1536,8 +1543,8 @@ async def test_brokers_that_stamp_the_records_leave_the_older_ones_in_doubt() ->
 
 @virtual
 async def test_batch_in_doubt_before_an_acknowledged_one_is_not_stored_twice() -> None:
-    """The answer says that it may be in the log, that of the next batch is a success; a leader that
-    restarted knows only the next one."""
+    """One response says that the batch may be in the log, that of the next batch is a success; a
+    restarted leader has only the next batch."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = harness.append_all(b"a", b"b")
@@ -1568,7 +1575,7 @@ async def test_record_after_a_batch_asked_out_of_turn_goes_on_in_the_same_epoch(
 async def test_batches_that_expire_while_the_newest_one_is_asked_end_in_doubt() -> None:
     harness = EngineHarness(delivery_timeout_ms=1_000, request_timeout_ms=500)
     deliveries = lost(harness, b"a", b"b", b"c", stored=3)
-    harness.brokers.last.ack()  # out of order
+    harness.brokers.last.ack()  # the broker returns OUT_OF_ORDER_SEQUENCE_NUMBER
     harness.later()
     assert harness.brokers.last.values == [b"c"]
     harness.pass_time(2.0)
@@ -1585,7 +1592,7 @@ async def test_batches_that_expire_while_the_newest_one_is_asked_end_in_doubt() 
 @pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.REQUEST_TIMED_OUT])
 @virtual
 async def test_newest_in_doubt_is_asked_until_it_is_answered(code: Code) -> None:
-    """Even if another leader answers, which recognises all of them."""
+    """This holds even if another leader responds, which recognises all batches."""
     harness = EngineHarness(brokers=2)
     deliveries = lost(harness, b"a", b"b", b"c", stored=3)
     harness.brokers.last.ack()
@@ -1603,7 +1610,7 @@ async def test_newest_in_doubt_is_asked_until_it_is_answered(code: Code) -> None
 
 @virtual
 async def test_newest_in_doubt_that_is_divided_when_asked_leaves_the_older_one_in_doubt() -> None:
-    """Nothing proves any more that it is not in the log."""
+    """Without the whole batch, nothing proves that the older one is missing in the log."""
     harness = EngineHarness()
     acknowledged(harness)
     older = harness.append_all(b"a")
@@ -1627,8 +1634,7 @@ async def test_newest_in_doubt_that_is_divided_when_asked_leaves_the_older_one_i
 
 @virtual
 async def test_answer_for_a_batch_that_was_stored_before_keeps_the_records_own_timestamps() -> None:
-    """Kafka answers with the highest timestamp of the batch also where producers stamp the
-    records."""
+    """Kafka returns the highest timestamp of the batch, even where producers stamp the records."""
     harness = EngineHarness()
     acknowledged(harness)
     deliveries = [harness.append(b"a", timestamp_ms=10), harness.append(b"b", timestamp_ms=20)]

@@ -164,6 +164,6 @@ def test_requests_come_one_at_a_time_and_after_failures_only_if_records_wait() -
     assert (tracker.producer_id, tracker.epoch) == (7, 3)
     assert len(wakeups) == 1
     assert requests.next_request(2.0, True) is None
-    tracker.producer_id = -1  # the epochs of this id are used up
+    tracker.producer_id = -1  # the epochs of this id are exhausted
     assert requests.next_request(2.0, False) is not None, "failures before the last id do not count"
     requests.close(Disconnected("closed"))

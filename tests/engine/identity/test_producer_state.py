@@ -1,4 +1,4 @@
-"""The parts of a producer without a producer id, and the gate of producers without transactions."""
+"""The state of a producer without a producer id, and the gate of producers without transactions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_first_fatal_error_is_kept_and_raised_by_admit() -> None:
     with pytest.raises(BrokerError, match="first") as caught:
         state.gate.maybe_add_partition(T0)
     assert caught.value is not first, "each caller gets a copy"
-    state.gate.check_open()  # records still get into batches that are open already
+    state.gate.check_open()  # records are still added to batches that are already open
 
 
 def test_nothing_is_fatal_to_a_producer_without_idempotence() -> None:

@@ -22,7 +22,8 @@ RETRY, NONE = SequenceDecision.RETRY, SequenceDecision.NONE
 
 
 def numbered(count: int) -> tuple[PartitionSequences, list[ProducerBatch]]:
-    """The sequences of a partition with `count` open batches of one record."""
+    """Return the sequences of a partition with `count` open batches of one record, and the
+    batches."""
     harness = EngineHarness()
     entry = PartitionSequences(1, 0)
     found: list[ProducerBatch] = []

@@ -1,4 +1,4 @@
-"""`PartitionSequences` and `SequenceTracker` by themselves."""
+"""`PartitionSequences` and `SequenceTracker` in isolation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of users: what ends a wait, and what the same call made again does."""
+"""The transactional calls of users: what ends a wait, and the effect of a repeated call."""
 
 from __future__ import annotations
 

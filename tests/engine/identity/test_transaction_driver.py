@@ -1,4 +1,4 @@
-"""What the driver reads from the end of one attempt, and the steps that it does."""
+"""How the driver interprets the result of one attempt, and the steps that it performs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_reply_without_answer_is_fatal_only_if_the_request_cannot_be_built(
 
 
 class ScriptedCoordinators:
-    """Replies to each attempt with the next of `bodies`; the coordinator is known."""
+    """Returns the next of `bodies` for each attempt; the coordinator is known."""
 
     def __init__(self, *bodies: Any) -> None:
         self.bodies = list(bodies)

@@ -1,4 +1,4 @@
-"""`TransactionManager` by itself: what errors do to the transaction, and when it needs a new
+"""`TransactionManager` in isolation: how errors affect the transaction, and when it needs a new
 epoch."""
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def test_old_brokers_commit_and_abort(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", ["0.11", "2.4", "2.8"])
 def test_abort_sends_a_refused_batch_again_so_that_its_sequence_leaves_no_gap(profile: str) -> None:
-    """As Java does. The gap would need another epoch, and brokers before 2.5 cannot give one: the
-    abort would end the producer."""
+    """Java does the same. The gap would need another epoch, which brokers before 2.5 cannot
+    provide: the abort would end the producer."""
 
     async def main() -> None:
         made = {"version_profile": profile}
@@ -94,7 +94,7 @@ def test_abort_sends_a_refused_batch_again_so_that_its_sequence_leaves_no_gap(pr
 def test_many_sequences_of_unused_topics_end_with_an_epoch_where_there_is_one(
     highest: int, bumps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once they are too many, and not before: InitProducerId takes an epoch from version 3 on."""
+    """InitProducerId accepts an epoch from version 3 on."""
     monkeypatch.setattr(transaction_manager, "FORGOTTEN_PARTITIONS", 2)
 
     async def main() -> None:
@@ -140,13 +140,13 @@ async def old_broker(cluster: FakeCluster, producer: Producer[Any, Any], *, bump
         await one(producer, b"5")
         assert committed(cluster) == [b"1", b"3", b"5"]
     else:
-        # The gap in the sequences needs a new epoch, which these brokers cannot give.
+        # The gap in the sequences needs a new epoch, which these brokers cannot provide.
         with pytest.raises(FatalTransactionError, match=r"2\.5"):
             await producer.begin_transaction()
 
 
 def ending(**facts: Any) -> TransactionManager:
-    """About to end its transaction."""
+    """Return a manager whose transaction is about to end."""
     made = opened()
     made.start_end(commit=True)
     for name, value in facts.items():

@@ -1,5 +1,5 @@
-"""The producer waits for the markers of the previous transaction only where that is faster, and
-never for long; partitions are added one at a time, which delays the others only briefly."""
+"""The producer waits for the markers of the previous transaction only if that is faster, and never
+for long. Partitions are added one at a time, which delays the other partitions only briefly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Course:
         self.now = 0.0
 
     def one(self, without: float, waiting: float, gap: float = 0.0) -> bool:
-        """A transaction whose first batch takes so long either way; did it wait?"""
+        """Run a transaction whose first batch takes `waiting` or `without` seconds; return whether
+        it waited."""
         self.wait.on_transaction_ended(self.now)
         self.now += gap
         waits = self.wait.should_wait(self.now)
@@ -186,7 +187,7 @@ async def test_markers_abort_before_anything_was_taken_is_not_mistaken_for_a_fen
 
 
 @pytest.mark.parametrize("heal", ["answers", "close"])
-# The coordinator of TV1 does not have an early transaction, and is not asked.
+# The coordinator of TV1 does not have an early transaction, and gets no request.
 @transactional(cluster={"marker_s": 3.0}, protocols=(2,), request_timeout_ms=500)
 async def test_markers_early_abort_without_an_answer_ends_in_time_and_resumes(
     cluster: FakeCluster, producer: Producer[Any, Any], heal: str
@@ -214,7 +215,8 @@ async def test_markers_early_abort_without_an_answer_ends_in_time_and_resumes(
 
 
 def every_other(reaction: Reaction) -> Any:
-    """Every second EndTxn is a copy made to see whether the markers are written."""
+    """React to every second EndTxn, which is a copy sent to check whether the markers are
+    written."""
     seen: set[int] = set()
 
     def control(request: Request) -> Reaction | None:
@@ -284,7 +286,7 @@ class Arrivals:
 
 
 async def spread(producer: Producer[Any, Any], cluster: FakeCluster, took: float) -> Arrivals:
-    """One transaction with three leaders, each of which needs this time."""
+    """Run one transaction with three leaders, each of which needs `took` seconds."""
     arrivals = Arrivals(cluster, dict.fromkeys((1, 2, 3), took))
     async with producer.transaction():
         for partition in range(3):
@@ -298,7 +300,8 @@ async def spread(producer: Producer[Any, Any], cluster: FakeCluster, took: float
 async def test_leaders_are_asked_one_after_the_other(
     cluster: FakeCluster, producer: Producer[Any, Any], took: float, tv: int
 ) -> None:
-    """Even if they are slow once, because they were quick in the previous transaction."""
+    """This holds even if the leaders are slow once, because they were quick in the previous
+    transaction."""
     await producer.warm(["t"])
     await spread(producer, cluster, 0.003)
     arrivals = await spread(producer, cluster, took)
@@ -389,7 +392,7 @@ async def test_partition_that_was_added_is_not_held_back(
 async def test_close_while_leaders_are_held_back_leaves_no_timer(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """The harness fails on what is left behind."""
+    """The harness fails if anything remains open."""
     await producer.warm(["t"])
     Arrivals(cluster, dict.fromkeys((1, 2, 3), 0.01))
     await producer.begin_transaction()
@@ -404,7 +407,8 @@ async def test_close_while_leaders_are_held_back_leaves_no_timer(
 async def test_topic_that_takes_no_grown_batch_costs_no_abort(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Even if each answer to a grown batch is lost: it is divided although it may be in the log."""
+    """This holds even if each response to a grown batch is lost: the batch is divided although it
+    may be in the log."""
     cluster.create_topic("small", 1, config=TopicConfig(max_message_bytes=300_000))
     attempts = 0
     give_up = 0.0
@@ -440,7 +444,7 @@ async def test_keyless_records_of_a_transaction_keep_to_few_partitions(
         before = [cluster.committed_values("t", p) for p in range(3)]
         async with producer.transaction():
             for _ in range(60):
-                await producer.submit("t", bytes(90))  # 5 400 bytes, 8 000 are the limit
+                await producer.submit("t", bytes(90))  # 5 400 bytes; the limit is 8 000
         after = [cluster.committed_values("t", p) for p in range(3)]
         used.append({p for p in range(3) if len(after[p]) > len(before[p])})
     assert [len(partitions) for partitions in used] == [1] * 30

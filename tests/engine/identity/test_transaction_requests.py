@@ -1,4 +1,5 @@
-"""What the requests of transactions hold in each version, and the error codes read from answers."""
+"""The contents of transactional requests in each version, and the error codes read from
+responses."""
 
 from __future__ import annotations
 

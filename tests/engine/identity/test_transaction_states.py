@@ -1,4 +1,5 @@
-"""The state table: every pair of states, allowed or not, and what each call does in each state."""
+"""The state table: every pair of states, allowed or not, and the effect of each call in each
+state."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.engine.identity.identity_helpers import RecordingControl, calls, mana
 
 S = TxnState
 
-# Spelled out a second time, on purpose.
+# Deliberately written a second time, independent of the code.
 LEGAL = {
     (S.UNINITIALIZED, S.INITIALIZING), (S.INITIALIZING, S.READY),
     (S.INITIALIZING, S.UNINITIALIZED), (S.READY, S.IN_TRANSACTION),
@@ -74,7 +75,7 @@ def test_step_legal_ones_are_taken_all_others_refused(before: TxnState, after: T
 
 
 async def reach(state: TxnState) -> TransactionManager:
-    """A manager brought into a state by calls, as users and the driver do."""
+    """Return a manager that was brought into a state by calls of users and of the driver."""
     made = manager()
     if state is S.UNINITIALIZED:
         return made

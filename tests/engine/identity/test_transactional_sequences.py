@@ -29,7 +29,7 @@ KEY = TopicPartition("t", 0)
 def decision(
     state: TransactionalSequences, batch: ProducerBatch, code: int, log_start: int = -1
 ) -> SequenceDecision:
-    """Classify an error of the batch and carry out what follows from it."""
+    """Classify an error of the batch and apply the decision."""
     action = state.classify(batch, code, log_start)
     state.apply(batch, action)
     return action.decision
@@ -45,7 +45,7 @@ async def test_duplicate_sequence_means_stored() -> None:
 
 @in_virtual_time
 async def test_duplicate_sequence_means_nothing_once_the_sequences_wrapped() -> None:
-    """Kafka 1.0.0 and 1.0.1 answer it to batches that they did not append."""
+    """Kafka 1.0.0 and 1.0.1 return it for batches that they did not append."""
     made = opened()
     state = sequences(made)
     first, second = batches(2)

@@ -1,5 +1,5 @@
-"""A `BrokerClient` without a network: nodes are up or down by order of the test, requests and
-answers are real messages that went through real bytes."""
+"""A `BrokerClient` without a network. The test sets which nodes are up; requests and responses are
+real messages that are encoded and decoded."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FakeResponse:
 
 @dataclass
 class Sent:
-    """A request on its way."""
+    """A request in flight."""
 
     node_id: int
     request: MetadataRequest
@@ -117,9 +117,9 @@ class Sent:
 
 @dataclass
 class FakeClient(NoCoordinators):
-    """Every known node is connected unless named in `down` (not connectable before the given
-    instant), `dialling` or `busy` (connected, but cannot take a request). One that is `slow`
-    has not answered for long: the client names nodes that may be connected before it."""
+    """A client whose known nodes are all connected, except nodes in `down` (not connectable before
+    the given instant), `dialling` or `busy` (connected, but cannot accept a request). A node that
+    is `slow` has not responded for long: the client returns nodes that may be connected instead."""
 
     version: int = 13
     nodes: dict[int, Node] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class Names:
 
 
 def check(names: Names, timeout: float = 30.0) -> float:
-    """Virtual seconds the check took."""
+    """Return the virtual seconds that the check took."""
 
     async def main() -> float:
         loop = asyncio.get_running_loop()

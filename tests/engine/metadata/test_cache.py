@@ -1,4 +1,4 @@
-"""The cache: which calls wait for what, and when the next fetch is due (Java MetadataTest,
+"""The cache: what calls wait for, and when the next fetch is due (Java MetadataTest,
 ProducerMetadataTest, KafkaProducerTest)."""
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ T0 = TopicPartition("t", 0)
 def refresh(
     cache: Metadata, response: MetadataResponse, now: float = NOW, **options: Any
 ) -> UpdatePlan:
-    """One request and its answer."""
+    """Make one request and process its response."""
     plan = cache.plan(now)
     cache.update(plan.request_generation, response, plan.partial, now, **options)
     return plan
 
 
 def known(now: float = NOW, **settings: Any) -> Metadata:
-    """A cache that knows topic t with two partitions, fetched at `now`."""
+    """Return a cache with topic t with two partitions, fetched at `now`."""
     cache = metadata(**settings)
     cache.mark_used("t", now)
     refresh(cache, answer(topic("t", 2)), now)
@@ -62,7 +62,7 @@ def known(now: float = NOW, **settings: Any) -> Metadata:
 
 
 def pause(cache: Metadata, now: float = NOW) -> float:
-    """Seconds until a wanted request may go out."""
+    """Return the seconds until a requested update may be sent."""
     cache.request_update()
     return cache.next_update_at(now) - now
 
@@ -361,7 +361,7 @@ def test_topic_named_in_the_request_has_no_id_to_refuse() -> None:
 
 
 def backed_off() -> tuple[Metadata, float]:
-    """A cache without topic ids whose last answers changed nothing, and the time."""
+    """Return a cache without topic ids whose last responses changed nothing, and the time."""
     cache = metadata()
     cache.mark_used("t", NOW)
     now = NOW
@@ -387,8 +387,8 @@ def test_lower_epochs_are_decided_on_within_two_seconds_whatever_the_backoff_was
 
 
 def kept() -> tuple[Metadata, float, int]:
-    """A cache without topic ids, the time, and a generation whose leader two responses since have
-    contradicted. Their requests were not made because it was found to be wrong."""
+    """Return a cache without topic ids, the time, and a generation whose leader two later responses
+    have contradicted. No complaint about that leader caused their requests."""
     cache = metadata()
     cache.mark_used("t", NOW)
     refresh(cache, without_ids(5), NOW)
@@ -400,13 +400,13 @@ def kept() -> tuple[Metadata, float, int]:
 
 
 def scheduled(cache: Metadata, response: MetadataResponse, now: float) -> None:
-    """Request all topics, as because of the age of the metadata, and handle the response."""
+    """Request all topics, as for metadata that is too old, and process the response."""
     cache.request_refresh()
     assert not refresh(cache, response, now).partial
 
 
 def test_responses_that_contradict_a_leader_do_not_answer_a_complaint_about_it() -> None:
-    """If they did, slow Produce requests could never prove the leader wrong."""
+    """Otherwise slow Produce requests could never show that the leader is wrong."""
     cache, now, seen = kept()
     for count in range(MISSES_BEFORE_FORGETTING):
         assert cache.snapshot.leader_epoch_of(T0) == 5, f"after {count} complaints"
@@ -627,7 +627,7 @@ def test_waiter_for_a_partition_that_never_comes_times_out_naming_the_count_F18(
 
 
 async def stays_waiting(waiter: asyncio.Task[Any]) -> None:
-    """The waiter has seen what was merged and continues to wait."""
+    """Check that the waiter processed the update and continues to wait."""
     for _ in range(3):
         await asyncio.sleep(0)
     assert not waiter.done()
@@ -645,7 +645,7 @@ def test_partition_that_a_known_topic_lacks_fails_after_one_response_F18() -> No
     async def test(now: float) -> None:
         cache = known(now)
         waiter = asyncio.create_task(cache.wait_for_topic("t", 2, deadline=now + 60))
-        await stays_waiting(waiter)  # what was known before the call does not decide
+        await stays_waiting(waiter)  # metadata from before the call does not decide
         refresh(cache, answer(topic("t", 2)), now + 1)
         await fails_for_want_of_partition_2(waiter)
         assert asyncio.get_running_loop().time() == now
@@ -857,7 +857,7 @@ def test_refusal_that_is_older_than_the_call_is_asked_about_again() -> None:
         waiter = asyncio.create_task(cache.wait_for_topic("t", deadline=now + 60))
         await asyncio.sleep(0)
         cache.mark_used("u", now)
-        refresh(cache, answer(topic("u", 1)), now)  # partial: says nothing about t
+        refresh(cache, answer(topic("u", 1)), now)  # partial: does not contain t
         await asyncio.sleep(0)
         assert not waiter.done()
         refresh(cache, answer(topic("t", 1), topic("u", 1)), now + 1)

@@ -1,4 +1,5 @@
-"""How one answer changes the view (Java MetadataTest, and the "no verdict" rules beyond it)."""
+"""How one response changes the snapshot (Java MetadataTest, and further rules for responses without
+a verdict)."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def test_answer_without_topic_ids_keeps_the_known_id() -> None:
 
 
 def test_answer_without_topic_ids_removes_an_id_that_a_broker_refused() -> None:
-    """What was known of the partitions may be about a topic that was deleted."""
+    """The cached partitions may be those of a deleted topic."""
     old = view(topic("t", [partition(0, 1, 5), partition(1, 1, 5)]))
     without = answer(topic("t", [partition(0, 2, 0)], topic_id=ZERO_TOPIC_ID))
     merged = merge(old, without, refused_ids=["t"])
@@ -404,7 +405,7 @@ def test_lower_epochs_without_a_topic_id_are_believed_in_answers_in_a_row(
         merged = merge(merged.snapshot, lower, lower_epochs=merged.lower_epochs)
         assert merged.snapshot.topics["t"] is old.snapshot.topics["t"]
         assert merged.lower_epochs == {T0: count}
-        # An answer that is not about the topic neither counts nor starts the count again.
+        # A response that is not about the topic neither counts nor resets the count.
         merged = merge(
             merged.snapshot, other, partial=True, asked=["u"], lower_epochs=merged.lower_epochs
         )

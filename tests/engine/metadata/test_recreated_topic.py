@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again: epochs restart, and nothing waits for long."""
+"""A topic that is deleted and recreated: epochs restart, and nothing waits for long."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.engine.engine_harness import EngineHarness, offset_of, virtual
 
 @virtual
 async def test_backoff_topic_created_anew_ends_when_its_leader_is_known() -> None:
-    """The backoff of the metadata and that of the batch must not add up: two seconds are all that
-    a user should wait once the topic can be written again."""
+    """The backoffs of the metadata and of the batch must not add up: a user should wait at most two
+    seconds once the topic can be written again."""
     harness = EngineHarness()
     for _ in range(5):
         harness.publish()
@@ -38,8 +38,8 @@ async def test_backoff_topic_created_anew_ends_when_its_leader_is_known() -> Non
 async def test_backoff_topic_created_anew_ends_when_its_leader_has_a_lower_epoch(
     with_ids: bool, known_first: bool
 ) -> None:
-    """Another broker leads the new topic, and its metadata never lacked a leader. `known_first`:
-    they come before the old leader refuses the batch."""
+    """Another broker leads the new topic, and the metadata never lacked a leader. `known_first`:
+    the new metadata arrives before the old leader refuses the batch."""
     harness = EngineHarness(brokers=2, ids=with_ids)
     for _ in range(5):
         harness.publish()
@@ -54,7 +54,7 @@ async def test_backoff_topic_created_anew_ends_when_its_leader_has_a_lower_epoch
     harness.metadata.request_update()
     harness.incarnations["t"] += 1
     for _ in range(1 if with_ids else MISSES_BEFORE_FORGETTING):
-        harness.epoch = -1  # as in Kafka, the first one is 0
+        harness.epoch = -1  # as in Kafka, the first epoch is 0
         harness.published.clear()
         harness.move(0, 1)
         harness.metadata.request_update()

@@ -1,4 +1,4 @@
-"""The coroutine that fetches metadata (the parts of Java NetworkClientTest about metadata)."""
+"""The coroutine that fetches metadata (the metadata tests of Java NetworkClientTest)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.engine.metadata.metadata_fakes import FakeClient, Sent, answer, confi
 
 NOW = 500.0
 TIMEOUT = 30.0
-"""request_timeout_ms by default, s."""
+"""Default of request_timeout_ms, in s."""
 BOOTSTRAP = [-2, -1]
 
 
 @dataclass
 class UpdaterHarness:
-    """Cache, updater and client under a clock moved by hand."""
+    """Cache, updater and client with a manual clock."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     client: FakeClient = field(default_factory=FakeClient)
@@ -55,12 +55,13 @@ class UpdaterHarness:
         self.sent_signals += 1
 
     def step(self, seconds: float = 0.0) -> float:
-        """Let time pass, then one pass; seconds until the next one is due."""
+        """Advance the clock and run the updater once. Return the seconds until the next run is
+        due."""
         self.now += seconds
         return self.updater.run_once(self.now) - self.now
 
     def finish(self, response: MetadataResponse | KafkaError) -> float:
-        """The open request ends."""
+        """Complete the open request."""
         sent = self.client.sent[-1]
         if isinstance(response, KafkaError):
             sent.fail(response)
@@ -70,11 +71,11 @@ class UpdaterHarness:
 
     @property
     def asking(self) -> bool:
-        """A request is in flight."""
+        """True if a request is in flight."""
         return self.client.open > 0
 
     def up(self, brokers: Sequence[int] = (1, 2)) -> None:
-        """The brokers and topic t with two partitions are known."""
+        """Update the metadata with the brokers and with topic t with two partitions."""
         self.metadata.mark_used("t", self.now)
         self.step()
         self.finish(answer(topic("t", 2), brokers=brokers))
@@ -93,7 +94,7 @@ def test_first_pass_asks_a_bootstrap_node_for_the_brokers() -> None:
     assert harness.step() == OVERDUE_AFTER_S
     (sent,) = harness.client.sent
     assert sent.node_id in BOOTSTRAP
-    assert sent.request.topics == ()  # none, not null: null would be all topics of the cluster
+    assert sent.request.topics == ()  # empty, not null: null would be all topics of the cluster
     assert sent.request.allow_auto_topic_creation
     assert sent.timeout == 30.0
     assert harness.sent_signals == 1
@@ -194,7 +195,7 @@ def test_third_node_is_asked_once_one_of_two_has_failed() -> None:
 
 
 def test_third_node_is_asked_when_two_have_been_silent_for_the_request_timeout() -> None:
-    """Throttling extends the deadlines of their requests, so their connections do not end by
+    """Throttling extends the deadlines of their requests, so their connections are still open
     then."""
     harness, first, second = asked_twice((1, 2, 3))
     harness.step(TIMEOUT - 0.01)
@@ -246,7 +247,7 @@ def test_slow_node_is_asked_while_another_one_is_being_connected() -> None:
     assert [sent.node_id for sent in harness.client.sent] == [-1]
     harness.step(0.3)
     assert len(harness.client.sent) == 1
-    # The dial succeeds first: that node gets the request as well, and no third one does.
+    # The first connection succeeds: that node gets the request as well, and no third node does.
     harness.client.dialling.clear()
     assert harness.updater.awaits_network
     harness.updater.wake()
@@ -513,7 +514,7 @@ def test_pass_without_a_usable_node_never_spins() -> None:
 
 
 def lose(harness: UpdaterHarness, node_id: int, until: float = math.inf) -> None:
-    """The connection to a node breaks, or an attempt to make one fails."""
+    """Break the connection to a node, or fail an attempt to connect."""
     harness.client.dialling.discard(node_id)
     harness.client.down[node_id] = until
     harness.updater.on_disconnect(node_id, DialError("refused"))
@@ -654,7 +655,7 @@ Scenario = Callable[[UpdaterHarness, "asyncio.Task[None]"], Awaitable[None]]
 
 
 def running(scenario: Scenario, client: FakeClient | None = None, **settings: Any) -> None:
-    """Run a scenario beside a running updater in virtual time."""
+    """Run a scenario with a running updater in virtual time."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,5 @@
-"""Produce requests out of batches and answers back to batches, all versions."""
+"""Encoding of batches into Produce requests, and assignment of responses to batches, in all
+versions."""
 
 from __future__ import annotations
 

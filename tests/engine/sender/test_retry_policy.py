@@ -26,7 +26,7 @@ from tests.reference.error_codes import CHECKED_BEFORE_THE_APPEND, RETRIED
 
 T0 = TopicPartition("t", 0)
 
-# Written down from the Java 4.x exception classes and `Sender`, not from the code under test.
+# Written from the Java 4.x exception classes and `Sender`, not from the code under test.
 FETCHES_METADATA = {3, 5, 6, 9, 13, 56, 72, 74, 80, 83, 84, 100, 103}
 SPLIT = {10, 18}
 ENDS_THE_PRODUCER = {31, 35}
@@ -99,7 +99,7 @@ async def answered(code: int, *, idempotent: bool) -> None:
     harness = EngineHarness(idempotent=idempotent)
     delivery = harness.append(b"v")
     harness.step()
-    harness.pass_time(1)  # no backoff of the metadata
+    harness.pass_time(1)  # so that the metadata has no backoff
     harness.brokers.last.refuse(code)
     assert (harness.metadata.next_update_at(harness.now) <= harness.now) == (
         code in FETCHES_METADATA
@@ -140,7 +140,7 @@ def check_error(code: int, error: KafkaError) -> None:
 
 
 async def lives(harness: EngineHarness) -> None:
-    """Another record is delivered."""
+    """Check that another record is delivered."""
     delivery = harness.append(b"next")
     harness.step()
     harness.brokers.last.ack()
@@ -174,7 +174,8 @@ async def test_error_of_a_record_is_retriable_if_the_sender_would_have_retried_i
 
 
 def refused_after(code: int) -> Delivery:
-    """A record whose first attempt ended with `code` and whose second one was refused for good."""
+    """Return the delivery of a record whose first attempt ended with `code` and whose second
+    attempt was refused with a definite error."""
     harness = EngineHarness(idempotent=False)
     delivery = harness.append(b"v")
     harness.step()
@@ -188,7 +189,7 @@ def refused_after(code: int) -> Delivery:
 @pytest.mark.parametrize("code", [3, 6, 7, 20, 56])
 @virtual
 async def test_unknown_outcome_of_an_earlier_attempt_sticks(code: int) -> None:
-    """A later refusal says nothing about the attempt whose answer was no answer."""
+    """A later refusal proves nothing about the attempt with the unclear result."""
     delivery = refused_after(code)
     assert error_of(delivery).outcome is Outcome.UNKNOWN
     assert "may be in the log" in str(error_of(delivery))

@@ -1,4 +1,4 @@
-"""The sender's passes: what is sent when, in which request, and what wakes the sender (Java
+"""The runs of the sender: what is sent when, in which request, and what wakes the sender (Java
 SenderTest)."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ T1 = TopicPartition("t", 1)
 
 
 def sent_values(harness: EngineHarness) -> list[list[bytes | None]]:
-    """Values of each batch of each Produce request, by partition within a request."""
+    """Return the values of each batch of each Produce request, by partition within a request."""
     return [
         [record.value for record in sent.batches[tp].records]
         for sent in harness.brokers.produce
@@ -331,7 +331,7 @@ async def test_busy_node_does_not_hold_up_another() -> None:
 
 
 def last_to(harness: EngineHarness, node_id: int) -> Sent:
-    """The newest Produce request to a node."""
+    """Return the newest Produce request to a node."""
     return [sent for sent in harness.brokers.produce if sent.node_id == node_id][-1]
 
 
@@ -412,7 +412,8 @@ async def test_broker_that_throttles_is_not_silent() -> None:
 
 @pytest.mark.parametrize(("module", "silent"), [(accumulator, False), (sender, True)])
 def test_record_may_be_appended_anywhere_within_a_pass(module: ModuleType, silent: bool) -> None:
-    """By a finalizer or a signal handler, to a partition whose broker was not looked at before."""
+    """A finalizer or a signal handler appends the record, to a partition whose broker has not been
+    checked yet."""
     folder = str(Path(str(module.__file__)).parent)
 
     def appended(step: int) -> bool:
@@ -532,7 +533,7 @@ async def test_due_metadata_update_has_the_first_slot() -> None:
     assert harness.metadata.update_due(harness.now)
     assert harness.step() == harness.now + 119.0, "woken by the updater, not by the clock"
     assert not harness.brokers.sent
-    harness.metadata.plan(harness.now)  # the request is on its way
+    harness.metadata.plan(harness.now)  # the request is in flight
     harness.step()
     assert sent_values(harness) == [[b"v"]]
 
@@ -584,7 +585,7 @@ async def test_task_sleeps_without_work_and_sends_records_of_one_turn_together()
 @pytest.mark.parametrize("by", ["observer", "finalizer"])
 @virtual
 async def test_record_appended_within_a_pass_is_taken_in_by_the_next_one(by: str) -> None:
-    """No event and no deadline precedes that pass: the appended batch itself wakes the sender."""
+    """No event and no deadline precedes that run: the appended batch itself wakes the sender."""
     harness = EngineHarness(partitions=2, brokers=2)
     task = asyncio.ensure_future(harness.sender.run())
     await quiet()
@@ -1067,7 +1068,7 @@ async def test_without_retries_the_first_error_is_the_last() -> None:
 
 @virtual
 async def test_retriable_answer_after_the_deadline_is_a_delivery_timeout() -> None:
-    """As it is a pass later, once the batch has expired."""
+    """The result is the same one run later, once the batch has expired."""
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
     delivery = harness.append(b"v")
     harness.step()
@@ -1181,7 +1182,7 @@ async def test_batch_too_large_past_its_deadline_fails_instead_of_being_split() 
     harness.step()
     harness.pass_time(30.0)
     harness.brokers.last.refuse(Code.MESSAGE_TOO_LARGE)
-    for error in map(error_of, deliveries):  # the records are not too large, their batch was
+    for error in map(error_of, deliveries):  # the records are not too large, only their batch
         assert isinstance(error, DeliveryTimeout)
         assert error.outcome is Outcome.REJECTED
         assert "last: MESSAGE_TOO_LARGE" in str(error)
@@ -1215,7 +1216,7 @@ async def test_answer_that_arrived_during_a_stall_is_read_before_the_record_expi
 
 @virtual
 async def test_each_deadline_waits_for_the_sockets_to_be_read_anew() -> None:
-    """The pass in which an earlier record expired has not read what arrived since."""
+    """The run that expires an earlier record has not read the data that arrived since."""
     harness = EngineHarness(delivery_timeout_ms=30_000, request_timeout_ms=30_000, partitions=2)
     first = harness.append(b"1")
     harness.step()
@@ -1536,8 +1537,8 @@ async def test_producer_id_is_on_every_batch() -> None:
 
 @virtual
 async def test_batch_that_becomes_ready_without_a_leader_asks_for_metadata() -> None:
-    """Even if the metadata names no leader and no error, in which case nothing else asks for it
-    again."""
+    """This holds even if the metadata has neither a leader nor an error, so that nothing else
+    requests it again."""
     harness = EngineHarness(brokers=2)
     harness.leaderless_code = 0
     delivery = harness.append(b"v")
@@ -1564,7 +1565,7 @@ async def test_batch_that_becomes_ready_without_a_leader_asks_for_metadata() -> 
 async def test_pass_that_overlooks_a_batch_without_a_leader_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The check after each pass: without a metadata request nothing would end this wait."""
+    """Without a metadata request from the check after each run, nothing would end this wait."""
     monkeypatch.setattr(Sender, "_refresh_leaderless", lambda self, now: None)
     harness = EngineHarness()
     harness.leaderless_code = 0

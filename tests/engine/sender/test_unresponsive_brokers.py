@@ -10,7 +10,7 @@ NOW = 500.0
 
 
 def test_each_broker_is_looked_at_as_soon_as_its_own_time_is_over() -> None:
-    """Not at the intervals of another broker that is overdue already."""
+    """The intervals of another overdue broker do not delay the check."""
     silence = UnresponsiveBrokers()
     silence.request_sent(1, NOW)
     silence.request_sent(2, NOW + 0.4)

@@ -110,7 +110,8 @@ def test_points_of_a_metric_follow_one_another() -> None:
 
 
 def test_push_takes_little_time() -> None:
-    """Generous, for a machine that does other things: the benchmark has the limit of 0.5 ms."""
+    """The limit is generous because the machine may be busy; the benchmark has the limit of 0.5
+    ms."""
     metrics = used()
     for number in range(10):
         metrics.topics.add(f"topic-{number}")

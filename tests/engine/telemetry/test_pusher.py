@@ -24,7 +24,7 @@ ALL_CODECS = (4, 3, 1, 2)
 
 
 def values_of(push: Push) -> dict[str, float]:
-    """Name → value; of metrics with several points, their sum."""
+    """Return metric values by name; of metrics with several points, their sum."""
     data = push.data
     if push.codec_id:
         data = codec_by_id(push.codec_id).decompress(data, 1 << 20)
@@ -38,7 +38,7 @@ def values_of(push: Push) -> dict[str, float]:
 
 def with_telemetry(body: Any, *requested: str, close_s: float | None = None, **options: Any) -> Any:
     """Run `body(cluster, telemetry, producer)` in virtual time. Options with the name of an
-    attribute of `ClientTelemetry` are its; others are the producer's."""
+    attribute of `ClientTelemetry` configure it; the others configure the producer."""
     own = {name: options.pop(name) for name in list(options) if hasattr(ClientTelemetry(()), name)}
 
     async def main() -> Any:
@@ -61,7 +61,7 @@ def with_telemetry(body: Any, *requested: str, close_s: float | None = None, **o
 
 
 async def sending(producer: Producer[Any, Any], seconds: float) -> None:
-    """Send one record a second."""
+    """Send one record per second."""
     for _ in range(int(seconds)):
         await producer.send("t", b"value")
         await asyncio.sleep(1)
