@@ -1,4 +1,5 @@
-"""The comparison of callbacks with futures runs, and relates the right cases."""
+"""The comparison of callbacks with futures runs every case, and divides the right pairs of
+times."""
 
 from __future__ import annotations
 
