@@ -19,7 +19,7 @@ from aiokprod.security import Secret
 
 def settings(defaults: str = "aiokprod", **given: Any) -> dict[str, Any]:
     translated = translate(given, defaults).settings
-    ProducerConfig(**translated)  # aiokprod accepts them
+    ProducerConfig(**translated)  # aiokprod accepts the settings
     return translated
 
 

@@ -33,8 +33,8 @@ with warnings.catch_warnings():
 
 
 def cluster(**leaders: list[int | None]) -> ClusterSnapshot:
-    """A cluster snapshot. Each argument is a topic, given as the list of its partitions' leaders
-    (None: no leader)."""
+    """Return a cluster snapshot. Each argument is a topic, given as the list of the leaders of its
+    partitions (None: no leader)."""
     topics = {
         name: TopicInfo(
             name,
@@ -47,7 +47,7 @@ def cluster(**leaders: list[int | None]) -> ClusterSnapshot:
 
 
 class Counting(random.Random):
-    """Returns 0, 1, 2, … instead of random numbers, like Java's test."""
+    """Returns 0, 1, 2, … instead of random numbers, as in Java's test."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -178,7 +178,7 @@ def test_load_distribution_passes_a_chi_square_test(sizes: list[int] | None) -> 
     )
     weights = [1] * partitions if sizes is None else [max(sizes) + 1 - size for size in sizes]
     expected = [turns * weight / sum(weights) for weight in weights]
-    # 99.9 % quantile of chi-square with 9 degrees of freedom.
+    # 27.88 is the 99.9 % quantile of the chi-square distribution with 9 degrees of freedom.
     assert chi_square([chosen[i] for i in range(partitions)], expected) < 27.88
     for index, want in enumerate(expected):
         assert abs(chosen[index] - want) < 0.01 * turns
@@ -284,7 +284,7 @@ def test_consistent_random_without_key_is_random_over_available_partitions(
     assert {ask(partitioner, cluster(t=[None] * 3), key) for _ in range(100)} == {0, 1, 2}
 
 
-# -- what users pass ----------------------------------------------------------------------------
+# -- invalid results and unusual arguments ------------------------------------------------------
 
 
 def last(*arguments: Any) -> int:
