@@ -52,11 +52,11 @@ class Scenario:
 
     Attributes:
         text: description for the report.
-            real: True for real brokers, False for the scripted one.
-            network: True if clients reach the real brokers through the proxy.
-            awaiting: True if a separate task sends and awaits each record.
-            settings: settings of the clients.
-            topic_config: configuration of the real topic.
+        real: True for real brokers, False for the scripted one.
+        network: True if clients reach the real brokers through the proxy.
+        awaiting: True if a separate task sends and awaits each record.
+        settings: settings of the clients.
+        topic_config: configuration of the real topic.
     """
 
     text: str

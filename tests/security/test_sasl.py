@@ -335,7 +335,7 @@ HEAVY = [
 def test_s5_what_takes_long_in_authentication_is_done_off_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts calls by thread; benchmarks.authentication measures the time they take from the
+    """The test counts calls by thread. benchmarks.authentication measures how long they block the
     loop."""
     calls: dict[str, set[str]] = {}
 

@@ -74,8 +74,8 @@ class Report:
 
     Attributes:
         start, offsets, end: errors of begin, send_offsets, and commit or abort; None for success.
-            records: maps a value to None if it was acknowledged, else to the error.
-            called_end: True if commit or abort was called.
+        records: maps a value to None if it was acknowledged, else to the error.
+        called_end: True if commit or abort was called.
     """
 
     start: KafkaError | None = None
