@@ -21,7 +21,8 @@ class KfakeCluster:
 
     Args:
         brokers: number of brokers.
-        version: offer the API versions of this release only, such as "v2.4"; None for all.
+        version: the newest release whose API versions are offered, such as "v2.4"; None for no
+            limit.
     """
 
     def __init__(self, brokers: int = 3, version: str | None = None) -> None:
