@@ -1,5 +1,4 @@
-"""The comparison of callbacks with futures runs every case, and divides the right pairs of
-times."""
+"""The comparison of callbacks with futures runs every case, and relates the right cases."""
 
 from __future__ import annotations
 

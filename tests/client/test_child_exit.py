@@ -1,4 +1,4 @@
-"""`at_exit_of_child_processes`."""
+"""Tests of `at_exit_of_child_processes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ThreadedLoop` and `LateExecutor`."""
+"""Tests of `ThreadedLoop` and `LateExecutor`."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
         assert tokens.given + tokens.refused_early == counting.sent
         return outcomes, inner, log, user.calls, refusals.refused
 
-    # Collects garbage, because an unawaited coroutine warns only then.
+    # `run` collects garbage, because an unawaited coroutine warns only then.
     return run(main, debug=False)
 
 

@@ -1,4 +1,4 @@
-"""`submit(on_delivery=...)` and `try_submit(on_delivery=...)`."""
+"""The argument `on_delivery` of `submit` and `try_submit`."""
 
 from __future__ import annotations
 

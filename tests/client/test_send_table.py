@@ -862,7 +862,7 @@ def test_reader_closed_during_a_read_gives_all_back(kind: str) -> None:
     assert tables[0].released == ["schema", "array"]
 
 
-# -- submission without the wait for outcomes (the Spark sink) -------------------------------------
+# -- submission without waiting for outcomes (as in the Spark sink) --------------------------------
 
 
 NAMES = {

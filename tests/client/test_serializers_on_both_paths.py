@@ -236,7 +236,7 @@ def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
 
         return outcomes, inner, log, called
 
-    # Collects garbage, because an unawaited coroutine warns only then.
+    # `run` collects garbage, because an unawaited coroutine warns only then.
     return run(main, debug=False)
 
 

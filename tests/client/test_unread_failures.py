@@ -1,4 +1,4 @@
-"""`UnreadFailures`."""
+"""Tests of `UnreadFailures`."""
 
 from __future__ import annotations
 

@@ -792,7 +792,7 @@ def test_install_replaces_the_class_and_uninstall_restores_it() -> None:
         with pytest.warns(RuntimeWarning, match="early_importer"):
             compat.install()
         with pytest.warns(RuntimeWarning, match="early_importer"):
-            compat.install()  # again
+            compat.install()  # a second time
         assert aiokafka.AIOKafkaProducer is AIOKafkaProducer
         assert aiokafka.producer.AIOKafkaProducer is AIOKafkaProducer
     finally:

@@ -59,7 +59,7 @@ def test_bootstrap_servers_of_another_type_are_rejected(given: Any) -> None:
         ({}, {}),
         ({"acks": -1}, {"acks": "all"}),
         ({"acks": 1}, {"acks": 1}),
-        ({"acks": _missing}, {}),  # as FastStream passes it
+        ({"acks": _missing}, {}),  # FastStream passes this value
         ({"enable_idempotence": False}, {"enable_idempotence": False}),
         (
             {"transactional_id": "t", "enable_idempotence": False},

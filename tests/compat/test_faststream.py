@@ -287,7 +287,7 @@ def test_middlewares_and_derived_brokers_see_each_message(own: bool) -> None:
             broker = use_aiokprod(kind(servers.split(","), logger=None))
             await broker.connect()
             if not own:
-                broker.add_middleware(Middleware)  # after the start
+                broker.add_middleware(Middleware)  # after the broker has started
             await broker.publish(b"x", "t")
             await broker.stop()
 

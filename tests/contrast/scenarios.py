@@ -52,7 +52,7 @@ class Scenario:
 
     Attributes:
         text: description for the report.
-        real: True for real brokers, False for the scripted one.
+        real: True for real brokers; otherwise the scripted broker is used.
         network: True if clients reach the real brokers through the proxy.
         awaiting: True if a separate task sends and awaits each record.
         settings: settings of the clients.

@@ -263,7 +263,7 @@ def test_headers_changed_by_someone_else_while_a_batch_is_rolled_do_no_harm() ->
 # -- partitions -----------------------------------------------------------------------------------
 
 JAVA_MURMUR2 = {
-    # org.apache.kafka.common.utils.UtilsTest.testMurmur2
+    # Values of org.apache.kafka.common.utils.UtilsTest.testMurmur2.
     b"21": -973932308,
     b"foobar": -790332482,
     b"a-little-bit-long-string": -985981536,

@@ -1,4 +1,4 @@
-"""`aiokprod.app.http_status`: the status, headers and body for every error."""
+"""`aiokprod.app.http_status`: the status, headers and body of the response for every error."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_murmur2_equals_another_client_on_many_random_keys() -> None:
 
 
 def test_load_weighs_partitions_by_longest_queue_plus_one_minus_own() -> None:
-    """Java BuiltInPartitionerTest.adaptivePartitionsTest."""
+    """Port of Java's `BuiltInPartitionerTest.adaptivePartitionsTest`."""
     sizes = [5, 0, 3, 0, 1]
     weights = [6 - size for size in sizes]
     load, rng = StickyLoad(), Counting()
@@ -153,7 +153,7 @@ def test_load_is_uniform_without_queue_sizes(adaptive: bool, sizes: list[int] | 
 
 
 def test_load_prefers_available_partitions_and_takes_any_if_there_is_none() -> None:
-    """Java BuiltInPartitionerTest.unavailablePartitionsTest."""
+    """Port of Java's `BuiltInPartitionerTest.unavailablePartitionsTest`."""
     load, rng = StickyLoad(), random.Random(1)
     assert {load.next_partition([0, 2], 3, None, rng) for _ in range(100)} == {0, 2}
     assert {load.next_partition([], 3, None, rng) for _ in range(100)} == {0, 1, 2}
@@ -201,7 +201,7 @@ def test_default_can_ignore_keys() -> None:
 
 
 def test_default_sticks_to_a_partition_for_a_batch_of_bytes() -> None:
-    """Java BuiltInPartitionerTest.testStickyPartitioning."""
+    """Port of Java's `BuiltInPartitionerTest.testStickyPartitioning`."""
     view = cluster(t=[1, 1, 1])
     partitioner = DefaultPartitioner(rng=Counting(), batch_size=6)
     assert [ask(partitioner, view) for _ in range(9)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]

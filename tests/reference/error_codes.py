@@ -11,7 +11,8 @@ from typing import Final
 RETRIABLE_IN_JAVA: Final = frozenset(
     {
         *(2, 3, 5, 6, 7, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75, 100, 103),
-        *(41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133),  # not for producers
+        # Producers do not get these codes.
+        *(41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133),
     }
 )
 """Codes whose exception is a `RetriableException` in Java 4.x."""

@@ -124,7 +124,7 @@ async def test_s4_refusal_reaches_buffered_records_and_heals(
         assert took <= SETUP_S + 0.1
         assert "canary" not in str(error)
         assert error.outcome in (Outcome.NOT_SENT, Outcome.UNKNOWN)
-    assert found[-1][1] <= SETUP_S + 0.1  # the flush
+    assert found[-1][1] <= SETUP_S + 0.1  # duration of the flush
     late, took = await ended(made.send("t", b"v", partition=1))
     assert isinstance(late, AuthenticationError)
     assert took <= SETUP_S + 0.1
@@ -240,7 +240,7 @@ async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections
 @in_virtual_time
 async def test_s4_refusal_reaches_every_record_of_a_bulk_call_in_time(way: str) -> None:
     """The records belong to topics for which no metadata request was possible. Each record would
-    wait for a rejection of its own."""
+    wait for a separate rejection."""
     doors = Doors()
     doors.shut()
     cluster = SaslCluster(2, doors.servers())

@@ -323,12 +323,12 @@ async def test_s5_broker_that_skips_the_proof_is_refused() -> None:
 
 # Slow functions by owner and name. None of them may be called on the event loop's thread.
 HEAVY = [
-    (hashlib, "pbkdf2_hmac"),  # SCRAM
+    (hashlib, "pbkdf2_hmac"),  # key derivation of SCRAM
     (TlsContexts, "_build"),  # reads and parses certificates
     (TlsContexts, "_sign"),  # checks for changed files
-    (Secret, "_read"),  # secrets in files
-    (HttpExchange, "_run"),  # OpenID Connect
-    (jwt, "encode"),  # signed assertions
+    (Secret, "_read"),  # reads secrets from files
+    (HttpExchange, "_run"),  # requests to the OpenID Connect provider
+    (jwt, "encode"),  # signs assertions
 ]
 
 

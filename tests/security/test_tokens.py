@@ -748,7 +748,7 @@ def test_pickled_provider_leaves_its_token_and_its_request_behind(
 
     async def main() -> None:
         with pytest.raises(AuthenticationError, match="certificate was refused"):
-            await copy.token()  # sends a request of its own
+            await copy.token()  # sends a separate request
 
     asyncio.run(main())
 

@@ -240,7 +240,7 @@ class Query:
         await TransactionEnder(self.options, batch).abort(messages)
 
     async def run(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
-        """Run a whole batch. After a failed commit, abort it, as Spark does."""
+        """Run a complete batch. If the commit fails, abort the batch, as Spark does."""
         messages = await self.tasks(batch, parts)
         try:
             await self.commit(messages, batch)

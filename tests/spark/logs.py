@@ -43,7 +43,7 @@ WHEN = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch in the log. `marker` is set for control batches: True for commit, False for abort."""
+    """A batch in the log. `marker` is set for control batches: True commits, False aborts."""
 
     base: int
     count: int

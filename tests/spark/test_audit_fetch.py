@@ -272,18 +272,18 @@ def transactions(harness: World) -> None:
     log.write("x1", producer=6, transactional=True)
     log.write("b1", producer=7, transactional=True)
     log.write("x2", producer=6, transactional=True)
-    log.mark(5, commit=True)  # 6
-    log.mark(6, commit=False)  # 7
-    log.write("between", producer=6)  # 8: in no transaction
-    log.mark(7, commit=True)  # 9
-    log.write("c1", producer=6, transactional=True)  # 10
-    log.write("y1", "y2", producer=5, transactional=True)  # 11-12
-    log.mark(6, commit=True)  # 13
-    log.write("y3", producer=5, transactional=True)  # 14
-    log.mark(5, commit=False)  # 15
-    log.write("d1", producer=5, transactional=True)  # 16
-    log.mark(5, commit=True)  # 17
-    log.write("last")  # 18
+    log.mark(5, commit=True)  # offset 6
+    log.mark(6, commit=False)  # offset 7
+    log.write("between", producer=6)  # offset 8, in no transaction
+    log.mark(7, commit=True)  # offset 9
+    log.write("c1", producer=6, transactional=True)  # offset 10
+    log.write("y1", "y2", producer=5, transactional=True)  # offsets 11-12
+    log.mark(6, commit=True)  # offset 13
+    log.write("y3", producer=5, transactional=True)  # offset 14
+    log.mark(5, commit=False)  # offset 15
+    log.write("d1", producer=5, transactional=True)  # offset 16
+    log.mark(5, commit=True)  # offset 17
+    log.write("last")  # offset 18
 
 
 COMMITTED = ["0:plain", "1:a1", "2:a2", "4:b1", "8:between", "10:c1", "16:d1", "18:last"]
@@ -329,7 +329,7 @@ async def test_range_of_nothing_but_aborted_records_and_markers_is_empty() -> No
 
 @in_virtual_time
 async def test_answers_without_records_for_the_reader_count_as_progress() -> None:
-    """Each of the eleven responses takes 9 s. Together they exceed the reader's patience of 60 s."""
+    """Each of the eleven responses takes 9 s. Together they exceed the patience of 60 s."""
     async with World() as harness:
         for _ in range(5):
             harness.log.write("x", producer=5, transactional=True)

@@ -308,7 +308,7 @@ def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
 ) -> None:
     writer = harness.writer(**STREAM)
     found = [harness.write(writer, "ab"[n], partition=n, batch=0) for n in range(2)]
-    # An attempt with one task; the transaction of the other task stays open.
+    # This attempt has one task. The transaction of the other task stays open.
     writer.commit([found[0]], 0)
     assert harness.committed() == ["a"]
     assert harness.open_ids() == set(), "the sweep ends it"

@@ -246,7 +246,7 @@ async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
 
 
 def cases(api: int, times: int | None, tv: int) -> Iterator[tuple[int, bool]]:
-    """Yield pairs of (code, True if the request is carried out).
+    """Yield pairs of an error code and whether the request is carried out.
 
     Rejected requests are not repeated, so they are skipped if `times` is 2. A request that is never
     sent gets a single code.

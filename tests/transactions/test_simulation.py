@@ -114,8 +114,10 @@ class TransactionHarness:
         self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
 
     def null_in_errors(self) -> None:
-        """If FindCoordinator finds no coordinator, it returns a null host, as librdkafka's mock
-        cluster does, or an empty list, as gateways do."""
+        """If FindCoordinator finds no coordinator, it returns a null host or an empty list.
+
+        librdkafka's mock cluster returns a null host, and gateways return an empty list.
+        """
         empty = self.nature.random() < 0.3
 
         def change(request: Request, message: Any) -> Any:

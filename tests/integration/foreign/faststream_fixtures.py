@@ -21,7 +21,7 @@ import aiokprod.compat.aiokafka
 from aiokprod.compat.faststream import AiokprodFastProducer, use_aiokprod
 from aiokprod.testing.kafka_cluster import KafkaCluster
 
-aiokprod.compat.aiokafka.install()  # a test replaces aiokafka.AIOKafkaProducer.send
+aiokprod.compat.aiokafka.install()  # before a test replaces aiokafka.AIOKafkaProducer.send
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -374,7 +374,7 @@ def python_workers() -> dict[int, tuple[int, int, int]]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # Not in the JVM's command line.
+            # The JVM's command line does not contain this text.
             if b"pyspark.daemon" not in (entry / "cmdline").read_bytes():
                 continue
             if not descends(int(entry.name)):

@@ -205,6 +205,6 @@ def test_check_10_memory_is_bounded_while_the_broker_is_paused(
     grown = peak - base
     print(f"worker grew by {grown / 2**20:.1f} MiB of {limit / 2**20:.0f}")
     arrow_batch = 10_000 * 120
-    # Plus memory that the allocator keeps.
+    # The last summand covers freed memory that the allocator keeps.
     assert grown <= limit + 2 * arrow_batch + 24 * 1024 * 1024
     assert len({one.key for one in read_back(servers, topic)}) == 4_200_000

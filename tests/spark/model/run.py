@@ -62,7 +62,7 @@ def run_seed(seed: int) -> Report:
     """Run one seed in virtual time.
 
     Raises:
-        Violation, Hang: a promise was broken; a note names the seed.
+        Violation, Hang: a promise was broken; a note of the error names the seed.
     """
     plan = plan_of(seed)
     logger, parent = logging.getLogger("aiokprod.spark"), logging.getLogger("aiokprod")
@@ -320,7 +320,7 @@ class Operator:
         if again and checkpoint.next_batch == 0:
             self.world.judge.began_again = True
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- the end of a seed ----------------------------------------------------------------------
 
     async def _recover(self) -> None:
         """Continue the query with the settings and the checkpoint that the rejections require."""

@@ -207,7 +207,7 @@ class World:
         """Start all brokers that are down."""
         for number in self.cluster.brokers:
             self._start(number)
-        await asyncio.sleep(1.0)  # elections
+        await asyncio.sleep(1.0)  # time for leader elections
 
     def _react(self, request: Request) -> Reaction | None:
         process = self._owners.get(request.connection.link) if request.connection.link else None
@@ -220,7 +220,7 @@ class World:
             trigger.left -= 1
             if trigger.left == 0:
                 self._triggers.remove(trigger)
-                # After the broker has carried the request out.
+                # The action runs after the broker has carried out the request.
                 asyncio.get_running_loop().call_soon(trigger.act, process)
                 return Reaction(process=trigger.carried_out, silent=True, close=True)
         return self._fault(request)
