@@ -1,5 +1,5 @@
-"""Tables made byte by byte with ctypes, including ones that no library would export, and a record
-of what was released."""
+"""Arrow structures built byte by byte with ctypes, including invalid ones that no library exports.
+Each structure records its releases."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ I64 = ctypes.c_int64
 
 
 class CSchema(ctypes.Structure):
-    """struct ArrowSchema"""
+    """The C struct `ArrowSchema`."""
 
 
 class CArray(ctypes.Structure):
-    """struct ArrowArray"""
+    """The C struct `ArrowArray`."""
 
 
 class CStream(ctypes.Structure):
-    """struct ArrowArrayStream"""
+    """The C struct `ArrowArrayStream`."""
 
 
 SCHEMA_RELEASE = ctypes.CFUNCTYPE(None, ctypes.POINTER(CSchema))
@@ -53,20 +53,21 @@ new_capsule.argtypes = [P, ctypes.c_char_p, P]
 
 _names: dict[bytes, bytes] = {}
 _exported: list[Any] = []
-"""What was exported lives on: it may be released whenever its taker is forgotten."""
+"""References to all exported structures. A consumer may release a structure as late as in its own
+deallocation."""
 
 
 def capsule(pointer: Any, name: bytes) -> Any:
-    """A capsule without a destructor; `pointer` must stay alive."""
+    """Return a capsule without a destructor. `pointer` must stay alive."""
     name = _names.setdefault(name, name)  # a capsule does not own its name
     return new_capsule(ctypes.addressof(pointer), name, None)
 
 
 class Column:
-    """One array and its type. Everything can be set wrong on purpose.
+    """An exported array with its type. Any field can be set to a wrong value on purpose.
 
     Args:
-        buffers: contents; None is a missing buffer.
+        buffers: contents of the buffers; None is a missing buffer.
         changes: fields of the C structs to overwrite, e.g. ``array__n_buffers=1``.
     """
 
@@ -138,12 +139,12 @@ class Column:
 
 
 def offsets(*numbers: int) -> bytes:
-    """32-bit offsets."""
+    """Return 32-bit offsets in native byte order."""
     return struct.pack(f"={len(numbers)}i", *numbers)
 
 
 def binary(name: str, *cells: bytes, **options: Any) -> Column:
-    """A column of bytes without nulls."""
+    """Return a column of bytes without nulls."""
     ends = [0]
     for cell in cells:
         ends.append(ends[-1] + len(cell))
@@ -154,17 +155,17 @@ def binary(name: str, *cells: bytes, **options: Any) -> Column:
 
 
 def table(*columns: Column, length: int | None = None, **options: Any) -> Column:
-    """A record batch."""
+    """Return a record batch, which is a struct array without nulls."""
     rows = columns[0].array.length if length is None else length
     return Column("", "+s", rows, [None], columns, **options)
 
 
 class Batches:
-    """A stream of tables of one type.
+    """An Arrow stream of tables with one schema.
 
     Args:
-        code: what `get_next` returns once the tables are over; then `text` is its last error.
-        schema_code: what `get_schema` returns.
+        code: the result of `get_next` after the last table; `text` is then the stream's last error.
+        schema_code: the result of `get_schema`.
         on_next: called in each `get_next`.
     """
 

@@ -1,4 +1,5 @@
-"""Import of tables: everything is released exactly once, and invalid structures are refused."""
+"""Import of tables: every structure is released exactly once, and invalid structures are
+rejected."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def only_chunk(exported: Any) -> Chunk:
 
 
 def bound(exported: Column, **roles: Any) -> Chunk:
-    """The exported table, bound; by default its first column is the value."""
+    """Return the first chunk of the table with its columns bound. By default column 0 is the
+    value."""
     stream = open_table(exported)
     chunk = stream.next()
     assert chunk is not None
@@ -48,7 +50,7 @@ def bound(exported: Column, **roles: Any) -> Chunk:
     return chunk
 
 
-# -- who releases what ----------------------------------------------------------------------------
+# -- who releases a structure ---------------------------------------------------------------------
 
 
 def test_schema_is_released_at_once_and_chunk_when_closed() -> None:
@@ -153,11 +155,11 @@ def test_stream_error_has_its_text_and_releases_everything() -> None:
         assert refusing.released == 1
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- rejected structures --------------------------------------------------------------------------
 
 
 class Exports:
-    """An object whose `__arrow_c_array__` returns what it was given."""
+    """An object whose `__arrow_c_array__` returns the constructor's argument."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -364,7 +366,7 @@ def test_unsigned_milliseconds_are_not_taken_for_negative_ones(number: int) -> N
 
 
 def entries(*names: bytes, validity: bytes | None = None, ends: bytes | None = None) -> Column:
-    """A headers column of one row."""
+    """Return a headers column of one row."""
     key = binary("key", *names, format="u")
     value = binary("value", *(b"v" for _ in names))
     entry = Column("entry", "+s", len(names), [validity], [key, value])

@@ -1,7 +1,8 @@
-"""Tables with false sizes, or that change while they are read: an error or a bad row, never a read
-of foreign memory.
+"""Tables with false sizes, or whose memory changes during a read, cause an error or a bad row. They
+never cause a read outside the table's memory.
 
-What matters here is what AddressSanitizer would see (`make sanitize`)."""
+AddressSanitizer detects such a read (`make sanitize`).
+"""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ FOLLOWS = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF)
 
 @pytest.mark.parametrize("length", range(5))
 def test_header_names_that_are_not_utf8_are_bad_rows(length: int) -> None:
-    """The slow path refuses them (`Chunk.row`), and a consumer could not decode them."""
+    """`Chunk.row`, the slow path, rejects such names too, because a consumer cannot decode them."""
     names = [b""]
     if length:
         names = [
@@ -134,7 +135,8 @@ def test_header_names_that_are_not_utf8_are_bad_rows(length: int) -> None:
 
 
 def row_whose_header_can_grow() -> tuple[Column, Callable[[], None]]:
-    """A table of one row with a header, and what makes the header's value longer."""
+    """Return a table of one row with a header, and a function that makes the header's value
+    longer."""
     ends = ctypes.create_string_buffer(struct.pack("=2i", 0, 1), 8)
     value = Column("value", "z", 1, [None, bytes(ends), b"v" * 4000])
     entries = Column("entries", "+s", 1, [None], [binary("key", b"h", format="u"), value])
@@ -148,8 +150,8 @@ def row_whose_header_can_grow() -> tuple[Column, Callable[[], None]]:
 
 
 def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
-    """Another thread may write to the memory of a table, so sizes that were measured are measured
-    again."""
+    """Another thread may write to the memory of a table. The sizes of a row are therefore measured
+    again after a batch is opened."""
     exported, grow = row_whose_header_can_grow()
     harness = idle_harness(limit=200)
     harness.on_roll = grow
@@ -163,8 +165,9 @@ def test_headers_that_grow_while_a_batch_is_opened_are_a_bad_row() -> None:
 def test_row_that_changes_while_it_is_written_does_not_wait_for_a_batch_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A record of another caller gets into the batch that is opened for the row. When it is
-    withdrawn, the batch is dropped without an outcome, so the table's call must not wait for it."""
+    """A record of another caller enters the batch that is opened for the row. When that record is
+    withdrawn, the batch is dropped without an outcome, so the table's call must not wait for the
+    batch."""
     exported, grow = row_whose_header_can_grow()
     others: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Tables of other libraries are sent completely, whatever layout and method they export."""
+"""Tables of other libraries are sent completely, for every layout and every export method."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def struct_type() -> Any:
 
 
 def from_ipc(codec: str | None, shift: int = 0) -> pa.Table:
-    """The table as read from an IPC stream, which points into the stream's bytes where it can."""
+    """Return the table as read from an IPC stream. Its buffers point into the stream's bytes where
+    possible."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(
         sink, arrow().schema, options=pa.ipc.IpcWriteOptions(compression=codec)

@@ -1,5 +1,5 @@
-"""Rows to bytes: `TableAppender` writes what the plain reference encoder writes, and chooses
-batches and partitions as `append_column` does."""
+"""`TableAppender` writes the same bytes as the plain reference encoder, and chooses the same
+batches and partitions as `append_column`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def bound(exported: Any, topic: str | None = "t") -> Chunk:
 
 
 def append(harness: CoreHarness, exported: Any, *, start: int = 0) -> tuple[int, BulkTracker]:
-    """Append rows of one topic; the first row not appended, and where the others are."""
+    """Append rows of one topic. Return the index of the first row not appended, and the tracker of
+    the appended rows."""
     tracker = BulkTracker()
     chunk = bound(exported)
     return TableAppender(harness.appender, tracker).append(chunk, harness.topic, start), tracker
@@ -54,7 +55,7 @@ header_lists = st.none() | st.lists(
 
 
 FAR = 1_000_000
-"""Base offset of the second batch, twice that of the third and so on."""
+"""Base offset of the second batch. The third batch has twice this offset, and so on."""
 
 
 @settings(max_examples=300, deadline=None)
@@ -101,7 +102,7 @@ def test_bytes_and_batches_are_those_of_the_reference_and_of_columns(
     records: list[list[PlainRecord]] = [[] for _ in payloads]
     for row, stamp in enumerate(stamps):
         number, index = divmod(tracker.position(row)[1] or 0, FAR)
-        assert index == len(records[number])  # in the order of the rows
+        assert index == len(records[number])  # the rows keep their order
         records[number].append(
             PlainRecord(
                 NOW_MS if stamp is None else stamp, keys[row], values[row], headers[row] or ()
@@ -113,7 +114,7 @@ def test_bytes_and_batches_are_those_of_the_reference_and_of_columns(
 
 
 def test_no_row_costs_an_allocation() -> None:
-    """The 101st allocation fails, yet all of 20 000 rows are appended."""
+    """Allocation number 101 fails, but all 20 000 rows are appended."""
     testcapi = pytest.importorskip(
         "_testcapi", reason="CPython's own tests make allocations fail; some builds lack them"
     )
@@ -145,7 +146,7 @@ def test_row_of_64_mib_is_encoded_whole() -> None:
     assert harness.core.finish() == encode_records([PlainRecord(NOW_MS, None, value)], NOW_MS)
 
 
-# -- where it stops -----------------------------------------------------------------------------
+# -- where an append stops ----------------------------------------------------------------------
 
 
 def values(*cells: bytes) -> Column:
@@ -277,7 +278,7 @@ def test_topics_of_a_column() -> None:
     assert appender.append(chunk, None, 0) == 2  # `other` has no partitions yet
     other.slots.extend(idle_harness(3).topic.slots)
     assert appender.append(chunk, None, 2) == 3
-    assert appender.append(bound(values(b"x")), None, 0) == 0  # no such column
+    assert appender.append(bound(values(b"x")), None, 0) == 0  # the table has no topic column
     assert appender.append(bound(values(b"x")), TopicSlot("empty", 1 << 20), 0) == 0
 
 

@@ -1,4 +1,4 @@
-"""The comparison of callbacks with futures runs, and relates the right cases."""
+"""The comparison of callbacks with futures runs every case, and relates the right cases."""
 
 from __future__ import annotations
 

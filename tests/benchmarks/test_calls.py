@@ -1,4 +1,4 @@
-"""`python -m benchmarks.calls`, and the limit that its number must keep."""
+"""`python -m benchmarks.calls`, and the limit on the number of Python calls per send."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`python -m benchmarks core`: what it measures, and which targets it reports as reached or
-missed."""
+"""`python -m benchmarks core`: its cases, and the targets that it reports as reached or missed."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ AIOKPROD = ("aiokprod", "aiokafka", "aiokafka-tuned")
 
 
 def made(group: str, **figures: Mapping[str, float]) -> dict[str, Summary]:
-    """Summaries by label; a client without figures never succeeded."""
+    """Return summaries by label. A client without figures has no successful run."""
     found = {}
     for name, values in figures.items():
         label = name.replace("_", "-")
@@ -82,7 +81,7 @@ def test_what_was_not_measured_is_not_kept(group: str) -> None:
 
 
 class Anywhere:
-    """A cluster in which every topic holds what was sent."""
+    """A cluster in which every topic holds 12 records, as many as the stub worker sends."""
 
     name, servers = "nowhere", "none"
 

@@ -1,5 +1,5 @@
-"""Cases, their options and the catalogue: what can be selected, and which errors invalid choices
-give."""
+"""Cases, their options and the catalogue: the possible selections, and the errors for invalid
+ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def test_the_catalogue_has_distinct_groups_on_its_cluster(cluster: str, full: bo
     for group in groups:
         assert group.cases, group.name
         assert {case.cluster for case in group.cases.values()} == {cluster}
-        # Topics stay in the cluster: fewer after more would measure the wrong thing.
+        # Topics stay in the cluster. A case with fewer topics must therefore not follow one with
+        # more.
         topics = [case.topics for case in group.cases.values()]
         assert topics == sorted(topics)
 
@@ -155,7 +156,7 @@ def test_every_client_is_known_to_the_worker() -> None:
 def test_values_have_the_size_asked_for_and_are_one_line(size: int) -> None:
     made = payloads.make(Case(size=size))
     assert {len(value) for value in made.values} == {size}
-    assert not any(b"\n" in value for value in made.values)  # Java reads them from a file
+    assert not any(b"\n" in value for value in made.values)  # Java reads one value per line
     assert made.keys is None
     assert made.headers is None
 

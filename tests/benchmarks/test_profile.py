@@ -1,4 +1,4 @@
-"""Samples of perf sorted by kind of work; plots from results."""
+"""Classification of perf samples by kind of work, and plots of results."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def brokers() -> Iterator[MockBrokers]:
 
 
 def here(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The worker without its process: a run takes milliseconds."""
+    """Run the worker in this process; a run takes milliseconds."""
     return run(dict(job))
 
 
@@ -110,7 +110,7 @@ def test_processor_time_of_processes_includes_their_threads() -> None:
 
 
 class NoBrokers(MockBrokers):
-    """Twelve records are in every topic."""
+    """A cluster without brokers in which every topic reports 12 records."""
 
     def __init__(self) -> None:
         self.servers = "none"

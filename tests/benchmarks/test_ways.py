@@ -1,4 +1,5 @@
-"""`benchmarks.ways` and `benchmarks.bulk`: every way runs and is compared with its limit."""
+"""`benchmarks.ways` and `benchmarks.bulk`: every way of sending runs and is compared with its
+limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`.ci/audit.py` does not pass if it could not check anything."""
+"""`.ci/audit.py` fails if it could not check any package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
+    sys.modules[spec.name] = module  # dataclasses look the module up in sys.modules
     spec.loader.exec_module(module)
     return module
 
@@ -50,7 +50,7 @@ def test_complete_look_up_passes_and_a_vulnerability_fails() -> None:
     assert (status(clean, strict=True, after=999), clean.missing) == (0, {})
     bad = audit.read(PINS, "pypi", report(looked("lz4", "CVE-1"), looked("PyJWT")), "")
     assert status(bad) == 1
-    # Even if others could not be looked up.
+    # A vulnerability fails the audit even if other packages could not be looked up.
     assert status(audit.read(PINS, "pypi", report(looked("lz4", "CVE-1")), "")) == 1
 
 
@@ -128,7 +128,7 @@ def test_indirect_dependencies_extras_and_markers_are_followed() -> None:
     shelf = {
         "pyjwt": Installed("2", "cryptography>=3; extra == 'crypto'", "sphinx; extra == 'docs'"),
         "cryptography": Installed("48", "cffi>=1.14", "gone; python_version < '3'"),
-        "cffi": Installed("1", "PyJWT"),  # a cycle
+        "cffi": Installed("1", "PyJWT"),  # a dependency cycle
     }
 
     def find(name: str) -> Any:
@@ -154,4 +154,4 @@ def test_indirect_dependencies_of_this_project_are_looked_up(
     settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
     pins, absent = audit.closure(audit.direct(settings))
     assert {"lz4", "cramjam", "cython", "cryptography", "py4j"} <= pins.keys()
-    assert set(absent) <= {"gssapi"}  # needs the system's headers
+    assert set(absent) <= {"gssapi"}  # gssapi needs system headers, so it may be missing

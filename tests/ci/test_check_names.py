@@ -1,4 +1,4 @@
-"""The check of names finds what does not exist, and accepts names of other projects."""
+"""The check of names reports names that do not exist, and accepts names of other projects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of words finds them in prose only, and the repository passes it."""
+"""The check of words reports them in prose only, and the repository passes the check."""
 
 from __future__ import annotations
 

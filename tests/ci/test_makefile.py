@@ -1,4 +1,5 @@
-"""One target runs everything that a release needs, including what markers exclude elsewhere."""
+"""The target `release-checks` runs every check of a release, including tests that other targets
+exclude by marker."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def commands(target: str) -> list[str]:
-    """What `make` would run, continued lines joined."""
+    """Return the commands that `make` would run, with continued lines joined."""
     answer = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", target],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=True,
@@ -57,7 +58,8 @@ def test_release_checks_leave_no_slow_test_out(release: list[str]) -> None:
 
 
 def marks_slow_tests(source: str) -> bool:
-    """True if the code itself uses the marker, not a string in it."""
+    """Return True if the code itself uses the marker. A string that contains the marker does not
+    count."""
     return "mark.slow" in source and any(
         isinstance(node, ast.Attribute) and node.attr == "slow"
         for node in ast.walk(ast.parse(source))
@@ -65,7 +67,7 @@ def marks_slow_tests(source: str) -> bool:
 
 
 def test_what_the_other_targets_skip_is_named_here() -> None:
-    """`.ci/run` skips the slow tests of these modules; each is in a folder that a release runs."""
+    """`.ci/run` skips the slow tests in these two folders. The release checks run both folders."""
     marked = {
         path.relative_to(ROOT).parts[1]
         for path in (ROOT / "tests").rglob("*.py")
@@ -76,7 +78,8 @@ def test_what_the_other_targets_skip_is_named_here() -> None:
 
 
 def test_matrices_are_all_that_the_unit_tests_skip() -> None:
-    """`make matrices` takes every folder that pytest searches; `.ci/run` runs it."""
+    """`make matrices` runs the marked tests of every folder that pytest collects, and `.ci/run`
+    runs `make matrices`."""
     runs = [line for line in commands("unit") if "-m pytest" in line]
     assert runs
     assert all('-m "not matrix"' in line for line in runs)

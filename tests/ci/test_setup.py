@@ -1,4 +1,4 @@
-"""How setup.py builds the extensions."""
+"""How `setup.py` builds the extension modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments of `setup` and, under "cythonize", those of `cythonize`."""
+    """Return the arguments of `setup`. The key "cythonize" holds the arguments of `cythonize`."""
     found: dict[str, Any] = {}
 
     def cythonize(modules: list[setuptools.Extension], **options: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the command line."""
+"""Fixtures for the tests of the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def served() -> Iterator[ServedCluster]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process: exit code, standard output, standard error."""
+    """Return a function that runs a command in this process. It returns the exit code, standard
+    output and standard error."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         code = main(arguments)
@@ -36,7 +37,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def report(run: Run, served: ServedCluster) -> Callable[..., dict[str, Any]]:
-    """Runs `produce` against the cluster; the JSON report and the exit code in "code"."""
+    """Return a function that runs `produce` against the cluster. It returns the JSON report, with
+    the exit code in "code"."""
 
     def call(*arguments: str) -> dict[str, Any]:
         code, out, err = run(

@@ -1,4 +1,5 @@
-"""A FakeCluster on real sockets, served by a thread, for commands that run their own event loop."""
+"""A `FakeCluster` behind real sockets, served by a thread, for commands that run their own event
+loop."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class ServedCluster:
-    """The cluster; `call` runs a function on its loop."""
+    """A cluster that a thread serves. `call` runs a function on the thread's event loop."""
 
     def __init__(self, cluster: FakeCluster, loop: asyncio.AbstractEventLoop, servers: str) -> None:
         self.cluster = cluster
@@ -23,7 +24,7 @@ class ServedCluster:
         self._loop = loop
 
     def call(self, function: Callable[[], T]) -> T:
-        """The result of a function that is called on the loop of the cluster."""
+        """Call the function on the event loop of the cluster and return its result."""
 
         async def calling() -> T:
             return function()
@@ -31,12 +32,12 @@ class ServedCluster:
         return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(60)
 
     def records(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
-        """Keys and values of a topic, partition by partition."""
+        """Return the (key, value) pairs of a topic, partition by partition."""
         logs = self.call(lambda: self.cluster.logs(topic))
         return [(record.key, record.value) for log in logs for record in log]
 
     def values(self, topic: str) -> list[bytes | None]:
-        """Values of a topic, partition by partition."""
+        """Return the values of a topic, partition by partition."""
         return [value for _, value in self.records(topic)]
 
 

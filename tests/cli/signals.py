@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WAIT_S = 60.0
-"""After this time the signal is sent in any case, so that the command ends and the test fails."""
+"""Limit of the wait for the condition, in seconds. The signal is then sent anyway, so that the
+command ends and the test fails."""
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def signal_when(
         if then is not None:
             then()
 
-    # As in a process that a shell has started; pytest-xdist ignores SIGINT.
+    # A shell starts processes with these handlers, but pytest-xdist ignores SIGINT.
     handler = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
     before = signal.signal(number, handler)
     thread = threading.Thread(target=wait_and_send)

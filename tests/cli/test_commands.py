@@ -1,4 +1,4 @@
-"""`perf`, `check`, `config`, and what all commands share."""
+"""`perf`, `check`, `config`, and the behaviour that all commands share."""
 
 from __future__ import annotations
 

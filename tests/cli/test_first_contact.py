@@ -1,4 +1,4 @@
-"""Brokers that cannot be reached: how long a command tries, and what it says."""
+"""Unreachable brokers: how long a command tries to connect, and which error it reports."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from aiokprod_cli import parser
 def contact(
     cluster: FakeCluster, *arguments: str, then: Callable[[], None] | None = None
 ) -> tuple[Any, float]:
-    """The error of the first contact, or None, and its duration in virtual seconds.
+    """Return the error of the first contact, or None, and its duration in virtual seconds.
 
     Args:
-        then: called after half of the limit.
+        then: called after half of `LIMIT_S`.
     """
     options = parser().parse_args(
         ["produce", "-b", cluster.bootstrap_servers, "-t", "t", *arguments]
@@ -96,7 +96,7 @@ def test_a_limit_that_is_given_holds(name: str) -> None:
 
 
 def test_a_server_that_accepts_connections_has_the_usual_time() -> None:
-    """It may be slow: the contact ends when its request has timed out, after 30 s."""
+    """Such a server may only be slow. The contact ends when its request times out after 30 s."""
     cluster = all_dead()
 
     async def freeze() -> None:

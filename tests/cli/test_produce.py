@@ -1,4 +1,4 @@
-"""`aiokprod produce`: what is sent, what is reported, and how it ends."""
+"""`aiokprod produce`: the records that it sends, its report, and how a run ends."""
 
 from __future__ import annotations
 
@@ -237,7 +237,8 @@ MALFORMED = [
     (["-f", "csv"], b"%d,\xc3\xbc\n", b"bad\n", b"\xef\xbb\xbfn,m\n", "line 1002: 1 field"),
     (["-f", "csv"], b"%d,b\n", b'"bad\n', b"\nn,m\n", "line 1003: unexpected end of data"),
 ]
-"""Options, a good record, a malformed one, what is before the first record, and the problem."""
+"""Options, a good record, a malformed record, the bytes before the first record, and the
+problem."""
 
 
 @pytest.mark.parametrize(("arguments", "good", "bad", "head", "problem"), MALFORMED)
@@ -326,7 +327,8 @@ def test_an_input_of_malformed_lines_only(run: Any, served: ServedCluster, tmp_p
 def test_malformed_lines_in_many_blocks(
     report: Report, served: ServedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one of a file ends a block, also in a later file; blank lines are no records."""
+    """The first malformed line of a file ends a block, in later files too. Blank lines are not
+    records."""
     monkeypatch.setattr("aiokprod._cli.inputs.BLOCK", 64)
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(b"1\n" * 100)
@@ -424,7 +426,7 @@ def test_a_file_that_is_missing_is_a_problem_after_those_before_it(
 
 
 def test_a_file_that_cannot_be_read_is_a_problem(report: Report) -> None:
-    found = report("/proc/self/mem")  # its first bytes are not mapped
+    found = report("/proc/self/mem")  # the first page of memory is not mapped
     assert (found["code"], found["problem"]) == (1, "/proc/self/mem: Input/output error")
 
 
@@ -468,7 +470,7 @@ def test_the_text_report_says_what_is_in_the_log(
     served.call(lambda: served.cluster.fail_produce(("t", 0), Code.INVALID_RECORD))
     code, out, _ = run("produce", "-b", served.servers, "-t", "t", str(lines))
     assert code == 1
-    # The last line, which has no end, may be in the first call or not.
+    # The last line has no line end. It may or may not be part of the first call.
     assert re.search("^[34] failed, not in the log: the broker rejected them$", out, re.MULTILINE)
     assert f"{lines}, record 1: " in out
     assert "no record of the input is in the log" in out
@@ -503,7 +505,7 @@ def test_reading_goes_on_after_a_failure_only_if_wanted(
     report: Report, served: ServedCluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "long"
-    path.write_bytes((b"x" * 9_999 + b"\n") * 2_000)  # three calls
+    path.write_bytes((b"x" * 9_999 + b"\n") * 2_000)  # sent by three calls
     served.call(lambda: served.cluster.create_topic("t", 1))
     served.call(lambda: served.cluster.fail_produce(("t", 0), Code.INVALID_RECORD))
     stopped = report(str(path))
@@ -580,7 +582,7 @@ def test_a_topic_that_brokers_refuse_is_exit_code_4(run: Any) -> None:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Standard input is a pipe; the descriptor for writing to it."""
+    """Replace standard input by a pipe, and yield the descriptor for writing to it."""
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as file:
         monkeypatch.setattr(sys, "stdin", file)
@@ -589,7 +591,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def wait_for_count(served: ServedCluster, count: int) -> Callable[[], bool]:
-    """Whether the topic contains this many records."""
+    """Return a function that returns True if the topic contains at least `count` records."""
     return lambda: (
         served.call(lambda: "t" in served.cluster.topics) and len(served.values("t")) >= count
     )
@@ -611,7 +613,7 @@ def test_a_signal_ends_the_run_and_the_report_says_what_is_in_the_log(
 def test_a_process_that_a_signal_ends_exits_while_it_waits_for_input(
     served: ServedCluster,
 ) -> None:
-    """A thread that holds the lock of a buffer at that time would abort the interpreter."""
+    """If a thread held the lock of a buffer at that time, the interpreter would abort."""
     command = [
         sys.executable, "-m", "aiokprod", "produce", "-b", served.servers, "-t", "t",
         "--report", "json",
@@ -680,7 +682,7 @@ def test_a_signal_with_frozen_brokers_ends_the_run_after_the_drain(
 
 
 def waiting_for_metadata(lines: Path, end: Callable[[Any, Any], Any]) -> Any:
-    """The report of a run of which no record was appended when `end(run, task)` was called."""
+    """Call `end(run, task)` before any record is appended, and return the report of the run."""
 
     async def main() -> Any:
         cluster = FakeCluster()
@@ -716,7 +718,7 @@ def test_a_signal_before_any_record_was_appended(lines: Path) -> None:
 
 
 def test_a_run_that_is_cancelled_ends_with_the_cancellation(lines: Path) -> None:
-    """As the event loop does at SIGINT where it handles no signals, on Windows."""
+    """On Windows, the event loop handles no signals and cancels the run at SIGINT."""
     with pytest.raises(asyncio.CancelledError):
         waiting_for_metadata(lines, lambda _, task: task.cancel())
 

@@ -1,4 +1,4 @@
-"""The line of progress."""
+"""The progress line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokprod._cli.progress import ProgressLine
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, seconds, in its only entry."""
+    """Set the clock of the progress line. The only entry of the list is the time in seconds."""
     now = [100.0]
     monkeypatch.setattr("aiokprod._cli.progress.time.monotonic", lambda: now[0])
     return now
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @contextmanager
 def terminal_as_standard_error() -> Iterator[Callable[[], str]]:
-    """Yields a function that returns what was written since its last call."""
+    """Yield a function that returns the output since its last call."""
     reading, writing = os.openpty()
     with open(writing, "w") as terminal, redirect_stderr(terminal):
 

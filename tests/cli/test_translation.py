@@ -1,4 +1,4 @@
-"""`aiokprod config --from`."""
+"""`aiokprod config --from`: translation of the settings of other clients."""
 
 from __future__ import annotations
 

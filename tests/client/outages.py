@@ -1,4 +1,4 @@
-"""A producer with steady traffic on a `FakeCluster`, and what it logs."""
+"""A producer with steady traffic on a `FakeCluster`, and a recorder of its log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from aiokprod.testing.fake_cluster import FakeCluster
 
 
 class LogTap(logging.Handler):
-    """The log records of the library from DEBUG on, with the loop time of each."""
+    """Collects the library's log records of level DEBUG and above, with the loop time of each
+    record."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -24,7 +25,7 @@ class LogTap(logging.Handler):
             self.lines.append((asyncio.get_running_loop().time(), record))
 
     def since(self, start: float, level: int = logging.INFO) -> list[tuple[float, str]]:
-        """Seconds after `start`, and texts."""
+        """Return (seconds after `start`, text) of the later log records of at least this level."""
         return [
             (at - start, record.getMessage())
             for at, record in self.lines
@@ -32,7 +33,7 @@ class LogTap(logging.Handler):
         ]
 
     def events(self, event: str) -> list[dict[str, Any]]:
-        """The fields of the records of an event."""
+        """Return the fields of the log records of an event."""
         found = [vars(record) for _, record in self.lines]
         return [fields for fields in found if fields["kafka_event"] == event]
 
@@ -55,7 +56,8 @@ def tapped() -> Iterator[LogTap]:
 async def steady_traffic(
     cluster: FakeCluster, *, per_s: int = 6, topic: str = "t", **settings: Any
 ) -> AsyncIterator[Producer[Any, Any]]:
-    """A producer that sends records to all partitions of a topic. Failures do not end it."""
+    """Start a producer that sends records to all partitions of a topic. It continues after
+    failures."""
     producer: Producer[Any, Any] = Producer(
         bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment(), **settings
     )

@@ -1,4 +1,4 @@
-"""`at_exit_of_child_processes`."""
+"""Tests of `at_exit_of_child_processes`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_function_is_registered_once_in_each_process(monkeypatch: pytest.MonkeyP
     registered: list[object] = []
 
     def finalize(_: None, function: object, exitpriority: int) -> None:
-        assert exitpriority >= 0  # multiprocessing calls only functions with such a priority
+        assert exitpriority >= 0  # multiprocessing only calls functions with such a priority
         registered.append(function)
 
     def close() -> None:

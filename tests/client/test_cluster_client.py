@@ -1,4 +1,4 @@
-"""`ClusterClient` with brokers that refuse its credentials: one of them, some, or all."""
+"""`ClusterClient` with brokers that reject its credentials: one broker, some, or all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.virtual_time import in_virtual_time
 
 FIND_COORDINATOR = 10
 SETUP_S = 10.0
-"""socket_connection_setup_timeout_ms by default."""
+"""Default of socket_connection_setup_timeout_ms, in seconds."""
 
 
 class ClientHarness:
-    """Brokers that want PLAIN, and a client of them."""
+    """Brokers that require SASL/PLAIN, and a client of these brokers."""
 
     def __init__(self, brokers: int, *, patience: float | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -47,8 +47,8 @@ class ClientHarness:
         self._patience = patience
 
     async def refuse(self, *brokers: int) -> None:
-        """Let these brokers accept no client from now on; returns once their connections are known
-        to end."""
+        """Make these brokers reject every client from now on. Return after the client has noticed
+        that its connections to them are closed."""
         for broker in brokers:
             self.cluster.servers_of[broker] = {"PLAIN": lambda: PlainServer({USER: "other"})}
         self.cluster.cut(brokers)
@@ -70,7 +70,7 @@ class ClientHarness:
         return await self.client.ask(node_id, METADATA, self.loop.time() + seconds)
 
     async def find_coordinator(self, key: str) -> int:
-        """Asks it something; returns who it is."""
+        """Send a request to the coordinator and return its node id."""
         deadline = self.loop.time() + 120.0
         await self.client.coordinate(
             CoordinatorKind.TRANSACTION, key, METADATA, deadline, lambda body: 0
@@ -90,7 +90,8 @@ async def test_preflight_tells_a_wrong_credential_at_once() -> None:
         with pytest.raises(AuthenticationError):
             await harness.ask()
         assert harness.loop.time() - started < 2.0
-        # All brokers were tried, because a refusal by one says nothing about the others.
+        # All brokers were tried, because a rejection by one broker does not predict those of
+        # others.
         assert {broker for _, broker in harness.cluster.attempts} == {1, 2, 3}
 
 
@@ -189,7 +190,7 @@ async def test_coordinator_that_refuses_us_for_long_fails_the_commit() -> None:
 def test_coordinator_without_an_address_is_looked_for_again(
     version: int, place: dict[str, Any]
 ) -> None:
-    """Gateways answer so, without an error code, while they have no coordinator."""
+    """Gateways respond without an error code while they have no coordinator."""
 
     async def main() -> None:
         cluster = FakeCluster()

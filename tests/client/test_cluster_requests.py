@@ -1,4 +1,4 @@
-"""The requests of a `ClusterClient`, and the connection failures of its brokers."""
+"""The requests of a `ClusterClient`, and connection failures of its brokers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ REFUSAL = AuthenticationError("wrong password")
 
 
 class FakeClient:
-    """Builds each request in one version and answers with the given bodies or errors."""
+    """A client that builds each request in one version and returns the given bodies or raises the
+    given errors."""
 
     def __init__(self, version: int, *answers: Any) -> None:
         self._version = version
@@ -65,7 +66,8 @@ def code(number: int, **fields: Any) -> Any:
 
 
 def end(*answers: Any) -> tuple[EndTransaction, int | None]:
-    """An EndTxn with these answers, and the error code that it ended with (None: an exception)."""
+    """Send an EndTxn request that gets these responses. Return the call and its final error code,
+    or None for an exception."""
     call = EndTransaction("id", 5, 1, commit=True, second_protocol=True)
     try:
         return call, asyncio.run(call.send(client(5, *answers), 60.0))
@@ -174,7 +176,7 @@ def test_refusal_counts_after_the_patience_and_only_if_the_call_saw_it() -> None
     access.lost(1, REFUSAL, 0.0)
     assert access.of(1, 0.0, 9.0, last_word=False) is None
     assert access.of(1, 0.0, 10.0, last_word=False) is REFUSAL
-    assert access.of(1, 5.0, 10.0, last_word=False) is None  # it happened before the call
+    assert access.of(1, 5.0, 10.0, last_word=False) is None  # the rejection preceded the call
     assert access.of(1, 5.0, 10.0, last_word=True) is REFUSAL
     access.connected(1)
     assert access.of(1, 0.0, 99.0, last_word=True) is None
@@ -183,7 +185,7 @@ def test_refusal_counts_after_the_patience_and_only_if_the_call_saw_it() -> None
 def test_all_refuse_if_the_others_are_unreachable() -> None:
     access = BrokerAccess(patience=0.0)
     access.lost(1, REFUSAL, 1.0)
-    assert access.of_all([1, 2], 0.0, 2.0, last_word=False) is None  # 2 was not tried yet
+    assert access.of_all([1, 2], 0.0, 2.0, last_word=False) is None  # broker 2 was not tried yet
     access.lost(2, DialError("refused"), 1.0)
     assert access.of_all([1, 2], 0.0, 2.0, last_word=False) is REFUSAL
     access.lost(2, Disconnected("it was connected"), 2.0)

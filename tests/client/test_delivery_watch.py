@@ -1,4 +1,4 @@
-"""Outages of a whole cluster and of one broker: what is logged, and what health() says."""
+"""Outages of a whole cluster and of one broker: the log and the results of `health()`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.virtual_time import in_virtual_time
 
 PRODUCE, METADATA = 0, 3
 LIMIT_S = 6.0
-"""Seconds from the begin of an outage until it must be noticed."""
+"""Seconds within which an outage must be reported."""
 
 Outage = tuple[Callable[[FakeCluster], None], Callable[[FakeCluster], None], str]
 
@@ -119,7 +119,7 @@ async def test_outage_is_noticed_within_seconds_and_logged_once(case: str) -> No
 
 
 def check_noticed(producer: Producer[Any, Any], log: LogTap, start: float, reason: str) -> None:
-    """The log, health() and explain() name the cause."""
+    """Check that the log, `health()` and `explain()` name the cause."""
     (told,) = log.since(start)
     assert told[0] <= LIMIT_S
     assert told[1].startswith("no acknowledgment for 5.")
@@ -140,7 +140,7 @@ def check_noticed(producer: Producer[Any, Any], log: LogTap, start: float, reaso
 
 
 def check_rate(log: LogTap, start: float, end: float) -> None:
-    """At most one line in 10 s, and fewer over the whole outage."""
+    """Check that the log has at most one line per 10 s, and at most two lines in total."""
     times = [at for at, _ in log.since(start)]
     assert all(later - earlier >= 10.0 for earlier, later in itertools.pairwise(times))
     assert len(times) <= 2, log.since(start)
@@ -228,7 +228,7 @@ async def test_records_that_expire_do_not_end_the_outage() -> None:
 async def test_health_does_not_alternate_while_calls_time_out_in_an_outage(
     case: str, per_s: float, delivery_timeout_ms: int
 ) -> None:
-    """Records that are given up after two seconds are never old, and for moments none waits."""
+    """Records that time out after two seconds never become old, and at times no record waits."""
     begin, end, _ = OUTAGES[case]
     cluster = FakeCluster(3)
     cluster.create_topic("t", 3)
@@ -281,7 +281,7 @@ async def test_health_does_not_alternate_while_calls_time_out_in_an_outage(
 
 @in_virtual_time
 async def test_health_is_ok_after_a_record_was_cancelled_within_milliseconds() -> None:
-    """The seconds afterwards, in which no record waited, are no sign of an outage."""
+    """No record waited during the following seconds, so they must not count as an outage."""
     cluster = FakeCluster(1)
     cluster.create_topic("t", 1)
     async with Producer[bytes, bytes](
@@ -453,7 +453,7 @@ async def test_errors_of_connections_are_kept_for_known_brokers_only() -> None:
     ) as producer:  # fmt: skip
         await producer.send("t", b"x")
         watch = producer._lifecycle.started().watch
-        for node_id in range(-3_000, -2_000):  # each address of a coordinator gets a new id
+        for node_id in range(-3_000, -2_000):  # each coordinator address gets a new id
             watch.on_disconnect(node_id, Disconnected("gone"))
         watch.on_disconnect(2, Disconnected("gone"))
         assert list(watch.connection_errors) == [2]

@@ -1,4 +1,4 @@
-"""The drain of `close()` and of ``async with``: its limit, its report and what is logged."""
+"""The drain of `close()` and of ``async with``: its limit, its report and its log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG: Final[dict[str, Any]] = {
 
 
 def play(main: Callable[[FakeCluster], Coroutine[Any, Any, T]], *topics: str) -> T:
-    """`main(cluster)` in virtual time, with one broker and topics of one partition."""
+    """Run `main(cluster)` in virtual time, with one broker and topics of one partition."""
 
     async def start() -> T:
         cluster = FakeCluster(1)
@@ -136,7 +136,7 @@ def test_drain_report_of_a_producer_that_was_not_started_is_empty() -> None:
 
 
 def test_drain_report_after_all_outcomes_says_that_nothing_was_pending() -> None:
-    """Its counts are those of the drain, not of the producer."""
+    """The counts cover the drain only, not the life of the producer."""
 
     async def main(cluster: FakeCluster) -> None:
         producer = make_producer(cluster)
@@ -167,7 +167,7 @@ def test_drain_report_of_a_cancelled_close_is_available() -> None:
 
 
 def test_drain_report_names_every_record_by_topic_count_and_outcome() -> None:
-    """Topic "a" is delivered, "b" rejected, "c" sent without a response, "d" not sent."""
+    """Topic "a" is delivered, "b" is rejected, "c" is sent without a response, "d" is not sent."""
 
     async def main() -> None:
         cluster = FakeCluster(3)

@@ -1,4 +1,4 @@
-"""`ThreadedLoop` and `LateExecutor`."""
+"""Tests of `ThreadedLoop` and `LateExecutor`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_call_that_a_stopped_loop_did_not_begin_fails() -> None:
     thread.loop.call_soon_threadsafe(thread.loop.stop)
     assert reached.wait(HANG_S)
     coroutine = asyncio.sleep(0)
-    call = thread.start(coroutine)  # the loop does not run any more, but is not closed
+    call = thread.start(coroutine)  # the loop has stopped but is not closed
     may_end.set()
     with pytest.raises(RuntimeError, match="Event loop is closed"):
         call.result(HANG_S)
@@ -133,7 +133,7 @@ def test_call_that_a_closing_loop_does_not_begin_ends() -> None:
     thread = ThreadedLoop("loop")
     thread.run(asyncio.sleep(0))
     thread.stop(HANG_S)
-    kept: list[object] = []  # a loop that is closed right after it has taken the call
+    kept: list[object] = []  # stands for a loop that is closed right after it accepted the call
     loop: Any = SimpleNamespace(
         call_soon_threadsafe=lambda *call, **context: kept.append(call), is_closed=lambda: True
     )
@@ -187,7 +187,7 @@ def test_cancelled_call_has_no_result_and_ends_on_the_loop() -> None:
     coroutine = sleep()
     call = LoopCall(thread.loop, coroutine, lambda _: None)
     call.cancel()
-    call.begin()  # does not run it
+    call.begin()  # must not run the coroutine
     assert not LoopCall.ended(1).cancelled()
     assert LoopCall.ended(1).result() == 1
     thread.stop(HANG_S)

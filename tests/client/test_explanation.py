@@ -1,4 +1,5 @@
-"""The text of `explain`: without brokers here, in an outage in `test_delivery_watch.py`."""
+"""The text of `explain` without brokers. `test_delivery_watch.py` tests the text during an
+outage."""
 
 from __future__ import annotations
 

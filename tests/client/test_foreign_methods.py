@@ -1,4 +1,4 @@
-"""Names of other clients' methods lead to those of `Producer`, and hide nothing."""
+"""Method names of other clients lead to hints about `Producer` methods, and hide no attribute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_other_names_get_pythons_text() -> None:
 
 
 def test_public_methods_of_other_clients_have_a_hint_or_the_same_name() -> None:
-    """Of those that are not settings, callbacks or the consumer's."""
+    """Constants and three methods about settings and the cluster are exempt."""
     aiokafka = pytest.importorskip("aiokafka")
     kafka = pytest.importorskip("kafka")
     confluent = pytest.importorskip("confluent_kafka")

@@ -1,7 +1,7 @@
 """Partitioners, interceptors and plug-ins behave alike on the fast path and on the slow path.
 
-Each case runs with two producers that differ in one thing: the fast path of the second one is
-turned off.
+Each case runs with two producers. They differ only in the fast path, which is disabled in the
+second one.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ PARTITIONS = 3
 
 
 class Number(enum.IntEnum):
-    """An int that is no plain one."""
+    """An int subclass, which is not a valid partition."""
 
     TWO = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """One record, the call that sends it, and what user code does with it."""
+    """One record, the call that sends it, and the behaviour of each hook."""
 
     call: str
     partitioner: str
@@ -67,9 +67,9 @@ class Case:
 
 
 class Script:
-    """A serializer, a partitioner and an interceptor that do what the present case says.
+    """A serializer, a partitioner and an interceptor that behave as the current case requires.
 
-    The case of a record is its value, until the serializer makes bytes of it.
+    The value of a record is its case until the serializer converts it to bytes.
     """
 
     def __init__(self) -> None:
@@ -79,17 +79,17 @@ class Script:
         self.producer: Producer[Any, Any] | None = None
 
     def configure(self, config: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         self.calls.append("close")
 
     def send(self, what: str) -> None:
-        """Send another record, which is appended before the present one."""
+        """Send another record, which is appended before the current one."""
         assert self.producer is not None
         self.inner.append(self.producer.try_submit("t", what.encode(), partition=0))
 
-    # -- serializer
+    # -- serializer --
 
     def serialize(self, topic: str, headers: list[Any], data: Any) -> Any:
         if isinstance(data, bytes):
@@ -173,7 +173,7 @@ class Script:
 
 
 class Counting:
-    """An interceptor of the older form, without headers."""
+    """An interceptor whose `on_acknowledgement` takes no headers, as in older versions."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -188,11 +188,12 @@ class Counting:
         self.ended += 1
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 class Tokens:
-    """A plug-in that gives each record a token and notes the end of each; its hooks fail then."""
+    """A plug-in that gives each record a token and records the end of each token. Both of its end
+    hooks raise."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -220,7 +221,7 @@ class Tokens:
 
 
 class Refusals(Observer):
-    """Notes which records were refused."""
+    """Records the rejected records."""
 
     def __init__(self) -> None:
         self.refused: list[Any] = []
@@ -259,7 +260,8 @@ cases = st.builds(
 
 
 async def send(producer: Producer[Any, Any], case: Case) -> Any:
-    """Send a record by the call of the case; the error if the call or the record failed."""
+    """Send a record with the call of the case. Return its result, or the error of the call or of
+    the record."""
     options: dict[str, Any] = {"partition": case.partition, "headers": case.headers}
     try:
         if case.call == "send":
@@ -282,7 +284,7 @@ async def send(producer: Producer[Any, Any], case: Case) -> Any:
 
 
 def told(outcome: Any) -> Any:
-    """An outcome without the parts that differ between two runs."""
+    """Return the outcome without the parts that differ between two runs."""
     if isinstance(outcome, Exception) and not isinstance(outcome, KafkaError):
         return type(outcome), str(outcome)
     if isinstance(outcome, KafkaError):
@@ -291,7 +293,8 @@ def told(outcome: Any) -> Any:
 
 
 def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
-    """Outcomes, calls and the log of a producer that plays the script."""
+    """Send the records of the script with one producer. Return the outcomes, the calls of hooks,
+    and the log."""
     user, counting, refusals, tokens = Script(), Counting(), Refusals(), Tokens()
 
     async def main() -> tuple[Any, ...]:
@@ -304,7 +307,7 @@ def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
             max_block_ms=500,
         ) as producer:  # fmt: skip
             user.producer = producer
-            for topic in ("t", "u"):  # the fast path needs known topics
+            for topic in ("t", "u"):  # the fast path needs the topic's metadata
                 await producer.send(topic, None, partition=0)
             if slowly:
                 runtime_of(producer).fast_path.stop()
@@ -328,7 +331,8 @@ def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
         assert tokens.given + tokens.refused_early == counting.sent
         return outcomes, inner, log, user.calls, refusals.refused
 
-    return run(main, debug=False)  # collects garbage: unawaited coroutines warn
+    # `run` collects garbage, because an unawaited coroutine warns only then.
+    return run(main, debug=False)
 
 
 @settings(deadline=None, max_examples=50)
@@ -338,7 +342,7 @@ def test_every_behaviour_of_hooks_is_the_same_on_both_paths(script: list[Case]) 
 
 
 def comparable(played: tuple[Any, ...]) -> list[Any]:
-    """The calls that a script has noted, without times."""
+    """Return the results of `play` without timestamps."""
     outcomes, inner, log, calls, refused = played
     plain = []
     for call in calls:
@@ -366,7 +370,7 @@ def test_hooks_do_not_leave_the_fast_path(
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", PARTITIONS)
         async with make_producer(cluster, **options) as producer:
-            await producer.send("t", b"a")  # finds out about the topic
+            await producer.send("t", b"a")  # fetches the topic's metadata
             monkeypatch.setattr(producer._slow_path, "append", None)
             monkeypatch.setattr(producer._slow_path, "try_append", None)
             await producer.send("t", b"b", key=b"k")
@@ -463,7 +467,7 @@ def unchanged(data: bytes) -> bytes:
 def test_record_without_headers_is_reported_although_no_serializer_takes_headers(
     call: str, error: type[BaseException]
 ) -> None:
-    """Then nothing has made a list of the headers."""
+    """In this case no list of headers was created."""
 
     def partitioner(*arguments: Any) -> int:
         raise error
@@ -533,7 +537,7 @@ def test_partitioner_that_ends_the_producer_gets_its_record_refused() -> None:
 
 
 def test_coroutine_that_is_cancelled_before_it_runs_is_reported_to_interceptors() -> None:
-    """The fast path has called `on_send` when the memory turned out to be short."""
+    """The fast path called `on_send` before it found too little free memory."""
 
     async def main() -> None:
         counting, refusals = Counting(), Refusals()
@@ -567,7 +571,7 @@ def test_headers_of_interceptors_are_decided_by_the_signature() -> None:
             return record
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Do nothing: no resource is open."""
 
     class Both(Base):
         def on_acknowledgement(self, metadata: Any, error: Any, headers: Any = ()) -> None:
@@ -687,7 +691,8 @@ def test_result_of_a_partitioner_that_is_no_partition_is_refused_by_name() -> No
 
 
 class Pairs:
-    """A plug-in whose token is the value of a record; notes offset or error of each."""
+    """A plug-in whose token is the value of the record. It records the offset or error of each
+    record."""
 
     def __init__(self) -> None:
         self.ended: dict[bytes | None, Any] = {}
@@ -766,13 +771,13 @@ def test_records_with_errors_of_their_own_are_reported_separately() -> None:
 
 
 class View:
-    """A batch as plug-ins see it."""
+    """The part of a batch that plug-ins read."""
 
     attempts = 1
 
 
 class Appending:
-    """Appends records to one batch, without an engine."""
+    """Appends records to one batch without an engine."""
 
     def __init__(self, core: BatchCore, hooks: RecordHooks) -> None:
         self.hooks = hooks
@@ -880,17 +885,17 @@ def test_plugin_may_be_an_observer_as_well() -> None:
 
 
 class Asynchronous(Pairs):
-    """A plug-in with a coroutine function."""
+    """A plug-in with a coroutine function as a hook."""
 
     async def on_record_unsent(self, *arguments: Any) -> None:  # type: ignore[override]
-        """Is never called."""
+        """Never called."""
 
 
 class Incomplete:
-    """A plug-in without the other two methods."""
+    """A plug-in that lacks the two other methods."""
 
     def on_append(self, *arguments: Any) -> None:
-        """Is never called."""
+        """Never called."""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Exceptions of signal handlers, and MemoryError, between an append and the steps that belong to
-it, and before the wait for a serializer."""
+"""Exceptions of signal handlers, and MemoryError, between an append and the steps that complete it,
+and before the wait for a serializer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.simulation.call_interrupts import Injector, Interrupt, TimeUp, steppe
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 
 MOST = 4_000
-"""More bytecodes than a call takes."""
+"""An upper bound of the bytecodes in a call."""
 STRIDE = 5
-"""Bytecodes from one exception to the next; what is between two appends takes more."""
+"""Bytecodes between two exceptions. The code between two appends takes more bytecodes than this."""
 
 
 def striking(step: int, error: type[BaseException]) -> Injector:
-    """Raises at the bytecode with this number."""
+    """Return an injector that raises `error` at bytecode number `step`."""
 
     def strike() -> None:
         raise error
@@ -41,7 +41,7 @@ def striking(step: int, error: type[BaseException]) -> Injector:
 
 
 async def submitted_at(step: int, call: str) -> bool:
-    """Interrupt a call with `on_delivery`; False if it took fewer bytecodes."""
+    """Interrupt a call with `on_delivery`. Return False if the call took fewer bytecodes."""
     cluster, producer = await producing(fast=False)
     seen: list[Any] = []
     options: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_on_delivery_is_called_for_each_record_in_a_batch(call: str) -> None:
 
 
 async def bulk_at(step: int) -> bool:
-    """Interrupt a `send_many`; False if it took fewer bytecodes."""
+    """Interrupt a `send_many`. Return False if the call took fewer bytecodes."""
     cluster, producer = await producing(fast=False)
     progress = BulkProgress()
     injector = striking(step, Interrupt)
@@ -113,7 +113,7 @@ def test_progress_has_each_record_that_is_in_a_batch() -> None:
 
 
 class Asynchronous:
-    """A serializer whose result, and whose preparation, have to be awaited."""
+    """A serializer whose result and whose preparation must be awaited."""
 
     async def serialize(self, topic: str, headers: Any, data: str) -> bytes:
         await asyncio.sleep(0)
@@ -124,8 +124,8 @@ class Asynchronous:
 
 
 async def awaited_at(step: int, call: str) -> tuple[type[Exception] | None, bool]:
-    """Interrupt a call that waits for a serializer: how it ended, and whether it took this many
-    bytecodes."""
+    """Interrupt a call that waits for a serializer. Return how the call ended, and whether it took
+    this many bytecodes."""
     bound = adapt(Asynchronous(), "value")
     waiting: Awaitable[object]
     if call == "warm":
@@ -157,7 +157,8 @@ def test_exception_of_a_signal_handler_before_the_wait_for_a_serializer_is_raise
                 assert end is None
                 break
             ends.append(end)
-        before = ends.index(SerializationError)  # from here on within the wait
+        # From here on, the call is interrupted within the wait.
+        before = ends.index(SerializationError)
         assert ends[:before] == [TimeUp] * before
         assert set(ends[before:]) == {SerializationError}
         assert before > 5, "the tracer saw the call"
@@ -166,7 +167,7 @@ def test_exception_of_a_signal_handler_before_the_wait_for_a_serializer_is_raise
 
 
 def test_record_that_hooks_have_seen_is_not_sent_again_if_it_cannot_be_tracked() -> None:
-    """There was no memory to note it after the append."""
+    """The allocation that tracks the record failed after the append."""
     testcapi = pytest.importorskip("_testcapi")
 
     async def main() -> None:
@@ -196,7 +197,7 @@ def test_record_that_hooks_have_seen_is_not_sent_again_if_it_cannot_be_tracked()
                 assert len(interceptor.sent) <= len(interceptor.ended) == 2
                 assert len(cluster.values("t", 0)) == 2
                 assert result.ok
-            if isinstance(found, Delivery):  # the last allocation of the call
+            if isinstance(found, Delivery):  # this was the last allocation of the call
                 return
         raise AssertionError("no allocation after the append failed")
 
@@ -205,7 +206,7 @@ def test_record_that_hooks_have_seen_is_not_sent_again_if_it_cannot_be_tracked()
 
 def test_row_that_cannot_be_read_again_is_reported_to_the_hooks_that_have_seen_it() -> None:
     class Chunk:
-        """A row for which there is no memory."""
+        """A chunk whose row cannot be read for lack of memory."""
 
         def row(self, index: int) -> Any:
             raise MemoryError

@@ -1,5 +1,5 @@
-"""Interceptors and plug-ins that return something malformed, or raise a BaseException that is not
-an Exception."""
+"""Interceptors and plug-ins that return a malformed result, or raise a BaseException that is not an
+Exception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulation.call_interrupts import Injector, TimeUp
 
 
 class Interceptor:
-    """Notes its calls."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -37,11 +37,11 @@ class Interceptor:
         self.ended.append((metadata, error, headers))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 class Changing(Interceptor):
-    """Returns the result of a function of the record."""
+    """Returns the result of a function that takes the record."""
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Changing(Interceptor):
 
 
 class Interrupting(Interceptor):
-    """Raises, from both methods or one of them."""
+    """Raises in both methods or in one of them."""
 
     def __init__(self, error: type[BaseException], *, method: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Interrupting(Interceptor):
 
 
 class Plugin:
-    """Has a token for each record, and raises when it gets one back."""
+    """A plug-in with a token for each record. It raises when it receives a token back."""
 
     def __init__(self, error: type[BaseException] | None = None) -> None:
         self.error = error
@@ -94,7 +94,7 @@ class Plugin:
 
 
 class Awaitable:
-    """Cannot be awaited where nothing is."""
+    """An awaitable that must not be awaited."""
 
     def __await__(self) -> Any:
         raise AssertionError
@@ -105,7 +105,7 @@ def headers(wrong: Any) -> Callable[[Any], Any]:
 
 
 def fields(**wrong: Any) -> Callable[[Any], Any]:
-    """A record whose fields were not checked."""
+    """Return a function that copies a record and sets fields without validation."""
 
     def change(record: Any) -> Any:
         other = dataclasses.replace(record)
@@ -133,7 +133,7 @@ MALFORMED: dict[str, Callable[[Any], Any]] = {
 
 
 async def producing(*, fast: bool, **options: Any) -> tuple[FakeCluster, Producer[Any, Any]]:
-    """A producer that knows a topic, with the fast path or without it."""
+    """Start a producer that has the metadata of a topic, with the fast path or without it."""
     cluster = FakeCluster(brokers=1, auto_create=False)
     cluster.create_topic("t", 1)
     producer = make_producer(cluster, max_block_ms=100, **options)
@@ -171,7 +171,7 @@ def test_malformed_record_of_an_interceptor_is_ignored(name: str, fast: bool) ->
 def test_headers_that_an_interceptor_has_made_invalid_in_place_refuse_the_record(
     fast: bool,
 ) -> None:
-    """Nothing has the headers as they were."""
+    """No copy of the original headers exists."""
 
     def spoil(record: Any) -> Any:
         record.headers.append(("h", 5))
@@ -272,8 +272,8 @@ def test_interrupt_in_a_report_is_passed_to_the_loop_and_all_others_are_made(
 def test_interrupt_while_the_failure_of_a_report_is_logged_is_passed_to_the_loop(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal handler raises in the package, not in the hook: the call raises the error of the
-    record, and all other hooks get the outcome."""
+    """The signal handler raises in library code, not in the hook. The call raises the record's
+    error, and all other hooks receive the outcome."""
 
     def interrupted(*args: Any, **options: Any) -> None:
         raise error
@@ -351,7 +351,7 @@ def test_record_dropped_before_there_is_a_loop_is_not_reported() -> None:
 
 
 async def refused_at(step: int) -> bool:
-    """A signal handler raises in a call that is refused; False if the call took fewer bytecodes."""
+    """Interrupt a call that is rejected. Return False if the call took fewer bytecodes."""
     interceptor = Interceptor()
     _, producer = await producing(fast=False, interceptors=[interceptor])
 
@@ -364,14 +364,14 @@ async def refused_at(step: int) -> bool:
         with injector.armed(), contextlib.suppress(KafkaError, TimeUp):
             producer.try_submit("t", b"v", partition=5)
 
-    # Call it in a task, because a tracer that raises between two handlers leaves the exception to
-    # its coroutine.
+    # Call it in a task: if a tracer raises between two handlers, the exception stays attached to
+    # the coroutine.
     await asyncio.create_task(call())
-    # A record whose report was interrupted is reported when it is deleted. The canary, which reads
-    # the frames of its exception, may have put it into a reference cycle.
+    # A record whose report was interrupted is reported when it is deleted. The canary reads the
+    # frames of its exception, so it may have put the record into a reference cycle.
     if len(interceptor.sent) != len(interceptor.ended):
         gc.collect()
-    for _ in range(3):  # until the loop runs what a finalizer has scheduled
+    for _ in range(3):  # until the loop runs the callbacks of a finalizer
         await asyncio.sleep(0)
     assert len(interceptor.sent) == len(interceptor.ended), step
     await producer.close()

@@ -1,4 +1,4 @@
-"""`submit(on_delivery=...)` and `try_submit(on_delivery=...)`."""
+"""The argument `on_delivery` of `submit` and `try_submit`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_called_once_with_the_metadata_in_order(call: str, serializer: Any) -> N
         async with _producer(cluster, value_serializer=serializer) as producer:
             if call == "try_submit":
                 await producer.warm(["t"])
-            for value in values:  # the first of `submit` takes the slow path
+            for value in values:  # the first `submit` takes the slow path
                 given = value if serializer is None else value.decode()
                 if call == "submit":
                     await producer.submit("t", given, on_delivery=_noting(seen))
@@ -184,7 +184,7 @@ def test_what_cannot_be_called_by_the_loop_is_refused_and_nothing_is_sent(
         cluster = FakeCluster(default_partitions=1)
         async with _producer(cluster) as producer:
             if started:
-                await producer.send("t", b"the first one")  # the fast path knows the topic
+                await producer.send("t", b"the first one")  # loads the metadata for the fast path
             with pytest.raises(ConfigError, match="on_delivery must be"):
                 await producer.submit("t", b"v", on_delivery=given)
             with pytest.raises(ConfigError, match="on_delivery must be"):
@@ -196,7 +196,7 @@ def test_what_cannot_be_called_by_the_loop_is_refused_and_nothing_is_sent(
 
 
 class Plain:
-    """Callables that the loop can call."""
+    """Callables that the event loop can call directly."""
 
     def __init__(self, seen: list[object]) -> None:
         self.seen = seen

@@ -1,4 +1,4 @@
-"""`RecordFuture`: the states that the functions of `concurrent.futures` see."""
+"""`RecordFuture`: the states that functions of `concurrent.futures` can observe."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ METADATA = RecordMetadata("t", 0, 0, 0)
 
 
 class Queue:
-    """The part of `ThreadQueue` that a future needs; `hold` delays the outcome of a record where
-    the lock of all records is released."""
+    """The part of `ThreadQueue` that a future needs. A test may replace the lock `outcomes`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -46,7 +45,7 @@ def record_of(queue: Queue) -> RecordFuture:
 
 
 class Gate:
-    """A lock that calls `left` whenever it was released."""
+    """A lock that calls `left` after each release."""
 
     def __init__(self, left: Any) -> None:
         self.lock = threading.RLock()
@@ -61,10 +60,10 @@ class Gate:
 
 
 def test_wait_sees_no_outcome_twice(queue: Queue) -> None:
-    """A call of `wait` between the change of the state and the notification would count that
-    record once more, and end before the others."""
+    """If `wait` ran between the change of the state and the notification, it would count the record
+    twice and return before the other record ends."""
     records = [record_of(queue) for _ in range(2)]
-    assert not concurrent.futures.wait(records, 0).done  # from now on they have conditions
+    assert not concurrent.futures.wait(records, 0).done  # from now on the records have conditions
     found: list[Any] = []
     waiting: list[threading.Thread] = []
 
@@ -75,7 +74,7 @@ def test_wait_sees_no_outcome_twice(queue: Queue) -> None:
         if threading.current_thread() is threading.main_thread() and not waiting:
             waiting.append(threading.Thread(target=wait))
             waiting[0].start()
-            waiting[0].join(0.1)  # long enough to add its waiters, unless it is kept out
+            waiting[0].join(0.1)  # long enough to add its waiters, unless the lock blocks it
 
     queue.outcomes = Gate(left)
     records[0].settle(METADATA, None)
@@ -124,7 +123,7 @@ def test_wait_is_told_of_a_failed_record(queue: Queue) -> None:
 
 
 class Cancellable:
-    """A task or a handle, of which only the cancellation counts."""
+    """A task or a handle that only counts calls of `cancel`."""
 
     def __init__(self) -> None:
         self.cancellations = 0
@@ -166,7 +165,7 @@ def test_signal_handler_that_waits_for_the_loop_may_interrupt_every_call(queue: 
 
 
 def test_failure_that_overtakes_a_timeout_is_raised(queue: Queue) -> None:
-    """Otherwise it would be neither raised nor reported as unread."""
+    """Otherwise the failure would be neither raised nor reported as unread."""
 
     def make() -> Any:
         record = record_of(queue)

@@ -1,4 +1,4 @@
-"""Both serializers of a producer, synchronous or not, in Java's order."""
+"""Both serializers of a producer, synchronous or asynchronous, in the order of Java's producer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORD: ProducerRecord[Any, Any] = ProducerRecord("t", "v", "k")
 
 
 class Noting:
-    """Appends its name to the headers, before or after an iteration of the event loop."""
+    """Appends its name to the headers; if asynchronous, after an iteration of the event loop."""
 
     def __init__(self, name: str, log: list[str], asynchronous: bool) -> None:
         self.name, self.log, self.asynchronous = name, log, asynchronous

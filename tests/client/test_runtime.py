@@ -1,4 +1,4 @@
-"""`Runtime` by itself: its tasks, and which partitions a choice for keyless records compares."""
+"""`Runtime` by itself: its tasks, and the partitions that it considers for keyless records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.scenarios.scenario_helpers import TICK, harness, now, play, runtime_o
 
 @pytest.mark.parametrize("task", ["sender", "metadata", "transactions"])
 def test_task_of_the_engine_that_somebody_cancels_ends_the_producer(task: str) -> None:
-    """Otherwise every record would wait for its delivery deadline."""
+    """If the producer continued, every record would wait for its delivery deadline."""
 
     async def main() -> None:
         async with harness(transactional_id="x") as (cluster, producer, _):

@@ -1,4 +1,4 @@
-"""`send_many` with serializers, with `ProducerRecord`s and with values that are not exactly
+"""`send_many` with serializers, with `ProducerRecord`s, and with values that are not exactly
 bytes."""
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ in_every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def play(main: Callable[[FakeCluster, Producer[Any, Any]], Any], **options: Any) -> Any:
-    """Run `main` with a producer that knows the topics t and u. Their last partitions have one
-    record each."""
+    """Run `main` with a producer that has the metadata of the topics t and u. Their last partitions
+    contain one record each."""
 
     async def played() -> Any:
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", PARTITIONS)
         cluster.create_topic("u", PARTITIONS)
         async with make_producer(cluster, linger_ms=0, **options) as producer:
-            for topic in "tu":  # the fast path needs a known topic
+            for topic in "tu":  # the fast path needs the topic's metadata
                 await producer.send(topic, None, partition=PARTITIONS - 1)
             return await main(cluster, producer)
 
@@ -63,11 +63,12 @@ def values_of(cluster: FakeCluster, topic: str = "t", partition: int = 0) -> lis
     return [record.value for record in cluster.log(topic, partition)]
 
 
-# -- the same on both paths ------------------------------------------------------------------------
+# -- the same behaviour on both paths --------------------------------------------------------------
 
 
 async def call(form: str, producer: Producer[Any, Any], script: list[Case]) -> BulkResult:
-    """Send the records of the script: columns to t, others to t and u alternately."""
+    """Send the records of the script: columns to topic t, other forms to topics t and u
+    alternately."""
     if form == "columns":
         return await producer.send_many(
             "t", [case.value for case in script], keys=[case.key for case in script],
@@ -85,7 +86,8 @@ async def call(form: str, producer: Producer[Any, Any], script: list[Case]) -> B
 
 
 def sent(form: str, script: list[Case], *, compiled: bool) -> tuple[Any, ...]:
-    """Outcomes, calls of the serializers and logs of one call with the records of the script."""
+    """Send the records of the script with one call. Return the outcomes, the calls of the
+    serializers, and the logs."""
     called: list[Any] = []
     key, value = Scripted("key", called), Scripted("value", called)
 
@@ -334,7 +336,8 @@ def test_serializer_that_ends_the_producer_fails_its_row_and_the_rest(form: str)
 def test_asynchronous_serializer_is_called_once_for_each_row(
     form: str, slice_length: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if only some results are awaitable, or if the time slice ends with such a row."""
+    """This holds even if only some results are awaitable, or if the time slice ends at such a
+    row."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue",
         functools.partial(YieldQueue, slice_length=slice_length),
@@ -362,7 +365,7 @@ def test_asynchronous_serializer_is_called_once_for_each_row(
 def test_clock_is_read_after_each_call_of_a_serializer(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a time slice that is over at once, other tasks run after every row."""
+    """The time slice ends immediately, so other tasks must run after every row."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue", functools.partial(YieldQueue, slice_length=-1.0)
     )
@@ -398,7 +401,7 @@ def test_serializer_is_called_once_if_no_memory_can_be_allocated(
         return value.encode()
 
     async def main(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
-        # There is no memory for the third record, on the compiled path and on the slow path.
+        # Allocation fails for the third record, on the compiled path and then on the slow path.
         Shortage(monkeypatch, {3, 4})
         result = await FORMS[form](producer, list("abcdef"))
         assert list(result.errors) == [2]
@@ -434,7 +437,7 @@ def test_interrupt_within_a_serializer_reaches_the_caller_and_keeps_earlier_rows
     run(main, debug=False)
 
 
-# -- calls that are cancelled ----------------------------------------------------------------------
+# -- cancelled calls -------------------------------------------------------------------------------
 
 
 SMALL: dict[str, Any] = {"buffer_memory": 20_000, "max_request_size": 9_000}
@@ -602,7 +605,7 @@ def test_entries_of_other_types_and_subclasses_of_records() -> None:
 
 
 def test_slow_generator_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The generator's code may take long, so the clock is read after each record."""
+    """The generator may be slow, so the clock is read after each record."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue", functools.partial(YieldQueue, slice_length=-1.0)
     )

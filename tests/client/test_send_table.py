@@ -1,7 +1,7 @@
-"""`send_table` through a fake cluster: what arrives is what `send_many` would have sent.
+"""`send_table` with a fake cluster: the log contains the records that `send_many` would have sent.
 
-The tables are made by Hypothesis: every layout Arrow has for a column, nulls, slices, batches of
-any size, empty ones too.
+Hypothesis generates the tables: every column layout of Arrow, nulls, slices, and batches of any
+size, including empty ones.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ header_lists = st.none() | st.lists(
 async def log_of(
     send: Any, *, partitions: int = 3, **options: Any
 ) -> tuple[BulkResult, dict[str, Any]]:
-    """The outcome of one call on a new cluster, and the logs by topic: batches of records."""
+    """Make one call on a new cluster. Return its result, and the log of each partition by topic."""
     cluster = FakeCluster(network=MemoryNetwork())
     for topic in TOPICS:
         cluster.create_topic(topic, partitions)
@@ -94,8 +94,11 @@ async def log_of(
 def same(
     table: Any, records: list[ProducerRecord[Any, Any]], topic: str | None, **options: Any
 ) -> None:
-    """Send the table, and `records` by `send_many`, to clusters of their own: every row must be
-    where the result says, in order; keyed and placed rows where `send_many` puts them."""
+    """Send the table to one cluster, and `records` with `send_many` to another.
+
+    Every row must be at the reported place, in order. Rows with a key or a partition must be in the
+    partition that `send_many` chose.
+    """
 
     async def by_table(producer: Producer[Any, Any]) -> BulkResult:
         return await producer.send_table(topic, table)
@@ -116,7 +119,8 @@ def same(
             assert partition is not None
             assert offset is not None
             place = record.topic, partition
-            assert offset == ends.get(place, 0)  # nothing else is there, and in this order
+            # No other record is in the log, and the order is kept.
+            assert offset == ends.get(place, 0)
             ends[place] = offset + 1
             assert logs[place[0]][place[1]][offset] == stored(record, offset)
             if record.key is not None or record.partition is not None:
@@ -129,14 +133,14 @@ def same(
 
 
 def stored(record: ProducerRecord[Any, Any], offset: int) -> tuple[Any, ...]:
-    """A record as it must be in the log."""
+    """Return the record as it must be in the log."""
     timestamp = NOW_MS if record.timestamp_ms is None else record.timestamp_ms
     return offset, timestamp, record.key, record.value, tuple(record.headers)
 
 
 @st.composite
 def bytes_columns(draw: st.DrawFn, size: int) -> tuple[pa.Array, list[bytes | None]]:
-    """A column of bytes or text in some layout, and what its cells are."""
+    """Return a column of bytes or text in some layout, and the contents of its cells."""
     kind = draw(st.sampled_from([*BYTES_TYPES, *TEXT_TYPES, "dictionary", "fixed", "null"]))
     if kind == "null":
         return pa.nulls(size), [None] * size
@@ -188,7 +192,7 @@ def time_columns(draw: st.DrawFn, size: int) -> tuple[pa.Array, list[int | None]
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[pa.Table, list[dict[str, Any]]]:
-    """A table, in batches, and its rows as arguments of a record."""
+    """Return a table in batches, and its rows as arguments of a record."""
     size = draw(st.integers(0, 40))
     columns: dict[str, tuple[pa.Array, list[Any]]] = {"value": draw(bytes_columns(size))}
     if draw(st.booleans()):
@@ -250,7 +254,7 @@ def test_topic_given_overrides_the_column() -> None:
     same(table, records, "t")
 
 
-# -- rows that fail -----------------------------------------------------------------------------
+# -- failed rows --------------------------------------------------------------------------------
 
 
 def numbered(count: int, size: int = 20) -> pa.Table:
@@ -420,7 +424,7 @@ async def test_without_acknowledgments_offsets_are_unknown(
 
 
 class Upper:
-    """An interceptor that changes values and notes the ends."""
+    """An interceptor that changes values and records the outcomes."""
 
     def __init__(self) -> None:
         self.ended: list[Any] = []
@@ -432,7 +436,7 @@ class Upper:
         self.ended.append((metadata, error))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def test_interceptors_and_partitioners_see_every_row() -> None:
@@ -480,7 +484,7 @@ def test_serializers_get_text_as_str_and_other_cells_as_bytes(
 
     async def main() -> None:
         async with harness(value_serializer=Upper(), linger_ms=0) as (cluster, producer, _):
-            await producer.send("t", None, partition=0)  # the fast path needs a known topic
+            await producer.send("t", None, partition=0)  # the fast path needs the topic's metadata
             if not compiled:
                 runtime_of(producer).fast_path.stop()
             else:
@@ -510,7 +514,7 @@ def test_serializers_get_text_as_str_and_other_cells_as_bytes(
 def test_rows_whose_serializers_fail_or_wait_do_not_affect_others(
     slice_length: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of several topics; each serializer is called once for each row."""
+    """The rows belong to several topics. Each serializer is called once for each row."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue",
         functools.partial(YieldQueue, slice_length=slice_length),
@@ -579,7 +583,7 @@ async def test_cancelled_call_has_the_outcomes_of_the_rows_that_were_appended(
     assert result.interrupted is not None
 
 
-# -- what is refused as a whole -----------------------------------------------------------------
+# -- tables that are rejected as a whole --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -659,7 +663,7 @@ async def test_empty_tables_are_sent_at_once(
         assert result.ranges == {}
 
 
-# -- tables that break off, producers that end --------------------------------------------------
+# -- tables that fail midway, and producers that close or fail ----------------------------------
 
 
 @scenario(partitions=1)
@@ -714,7 +718,7 @@ async def test_producer_closed_in_the_middle_tells_what_was_sent(
     await closing
     assert isinstance(result.interrupted, ProducerClosed)
     assert 0 < len(cluster.log("t", 0)) < 1000
-    assert len(result) % 400 in (0, 200)  # whole batches; what follows was not read
+    assert len(result) % 400 in (0, 200)  # whole batches only; the next batch was not read
     acknowledged = len(result) - len(result.errors)
     assert cluster.values("t", 0) == numbered(1000, 50)["value"].to_pylist()[:acknowledged]
 
@@ -810,7 +814,7 @@ def test_streams_are_read_in_a_thread_one_batch_ahead() -> None:
             chunk = await reader.next(done)
             assert chunk is not None
             assert len(chunk) == 2
-            # Wait until the next read has begun; before it, the same job releases `done`.
+            # Wait until the next read has begun. The same job releases `done` before it reads.
             for _ in range(2 if number == 0 else 1):
                 assert reads.acquire(timeout=HANG_S)
             assert len(threads) == number + 2
@@ -858,7 +862,7 @@ def test_reader_closed_during_a_read_gives_all_back(kind: str) -> None:
     assert tables[0].released == ["schema", "array"]
 
 
-# -- submission without the wait for outcomes (the Spark sink) -------------------------------------
+# -- submission without waiting for outcomes (as in the Spark sink) --------------------------------
 
 
 NAMES = {
@@ -902,12 +906,12 @@ async def test_append_with_a_refused_row_spoils_the_transaction(
 async def test_row_for_which_there_is_no_memory_is_refused_alone(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The row takes the slow path, which reads it into objects."""
+    """The row takes the slow path, which converts it to objects."""
     await producer.warm(["t"])
     runtime_of(producer).fast_path.stop()
 
     class Chunk:
-        """Three rows, the second of which does not fit into memory."""
+        """A chunk of three rows. Reading the second row raises MemoryError."""
 
         def __len__(self) -> int:
             return 3

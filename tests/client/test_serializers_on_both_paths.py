@@ -1,7 +1,7 @@
 """Serializers give the same result on the fast path and on the slow path.
 
-Each case runs with two producers that differ in one thing: the fast path of the second one is
-turned off.
+Each case runs with two producers. They differ only in the fast path, which is disabled in the
+second one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Text(bytes):
 
 @dataclass(frozen=True)
 class Data:
-    """What is sent: says what the serializer does with it."""
+    """A value to send. It determines the behaviour of the serializer."""
 
     does: str
     content: bytes
 
 
 class Awaitable:
-    """An awaitable that is no coroutine."""
+    """An awaitable that is not a coroutine."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -60,7 +60,7 @@ class Awaitable:
 
 
 class Scripted:
-    """A serializer that does what its data say."""
+    """A serializer whose behaviour is determined by its data."""
 
     def __init__(self, name: str, calls: list[Any]) -> None:
         self.name = name
@@ -131,7 +131,7 @@ class Scripted:
         return Awaitable(content)
 
     def _reentrant(self, headers: list[Header], content: bytes) -> Any:
-        """Sends another record, which must be appended before the one that is serialized."""
+        """Send another record, which must be appended before the current one."""
         assert self.producer is not None
         inner = self.producer.try_submit("t", Data("bytes", b"inner " + content), partition=0)
         self.inner.append(inner)
@@ -167,7 +167,7 @@ cases = st.builds(Case, calls, data, data, headers, partitions, st.none() | st.i
 
 
 async def send(producer: Producer[Any, Any], case: Case) -> Any:
-    """Send a record by the call of the case."""
+    """Send a record with the call of the case."""
     options: dict[str, Any] = {
         "key": case.key, "partition": case.partition, "timestamp_ms": case.timestamp_ms,
         "headers": case.headers,
@@ -193,7 +193,7 @@ async def send(producer: Producer[Any, Any], case: Case) -> Any:
 
 
 def described(outcome: Any) -> Any:
-    """An outcome without what differs between two runs."""
+    """Return the outcome without the parts that differ between two runs."""
     if isinstance(outcome, tuple):
         return outcome
     if isinstance(outcome, RecordMetadata):
@@ -211,7 +211,8 @@ async def outcome_of(producer: Producer[Any, Any], case: Case) -> Any:
 
 
 def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
-    """Outcomes, calls of the serializers and the log of a producer that plays the script."""
+    """Send the records of the script with one producer. Return the outcomes, the calls of the
+    serializers, and the log."""
     called: list[Any] = []
     key, value = Scripted("key", called), Scripted("value", called)
 
@@ -223,7 +224,7 @@ def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
             linger_ms=0,
         ) as producer:  # fmt: skip
             key.producer = value.producer = producer
-            await producer.send("t", None, partition=0)  # the fast path needs a known topic
+            await producer.send("t", None, partition=0)  # the fast path needs the topic's metadata
             if slowly:
                 runtime_of(producer).fast_path.stop()
             outcomes = [await outcome_of(producer, case) for case in script]
@@ -235,7 +236,8 @@ def play(script: list[Case], *, slowly: bool = False) -> tuple[Any, ...]:
 
         return outcomes, inner, log, called
 
-    return run(main, debug=False)  # collects garbage: unawaited coroutines warn
+    # `run` collects garbage, because an unawaited coroutine warns only then.
+    return run(main, debug=False)
 
 
 @settings(deadline=None, max_examples=100)
@@ -338,7 +340,7 @@ def test_interrupt_within_a_serializer_is_reported_as_a_refused_record(
 
 
 def test_serializers_are_not_taken_as_called_if_there_was_no_memory_for_the_headers() -> None:
-    """Otherwise the slow path would send the record without key and value."""
+    """Otherwise the slow path would send the record without its key and value."""
     testcapi = pytest.importorskip("_testcapi")
     pair = SerializerPair(
         FieldSerializer(lambda *given: b"k", takes_topic=True, passthrough=False),
@@ -360,7 +362,8 @@ def test_serializers_are_not_taken_as_called_if_there_was_no_memory_for_the_head
 def test_task_with_a_slow_serializer_lets_other_tasks_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After each two records, also before its 64th and after it has waited."""
+    """Other tasks run at least after every second record, even before the 64th record and after a
+    wait."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue", functools.partial(YieldQueue, slice_length=-1.0)
     )
@@ -383,7 +386,7 @@ def test_records_with_serializers_take_the_fast_path(monkeypatch: pytest.MonkeyP
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", 1)
         async with make_producer(cluster, value_serializer=str.encode) as producer:
-            await producer.send("t", "a")  # finds out about the topic
+            await producer.send("t", "a")  # fetches the topic's metadata
             monkeypatch.setattr(producer._slow_path, "append", None)
             monkeypatch.setattr(producer._slow_path, "try_append", None)
             await producer.send("t", "b")
@@ -408,7 +411,7 @@ def test_serializer_that_ends_the_producer_gets_its_record_refused() -> None:
             return data
 
         producer = make_producer(cluster, value_serializer=ends)
-        await producer.send("t", None)  # finds out about the topic
+        await producer.send("t", None)  # fetches the topic's metadata
         with pytest.raises(KafkaError) as caught:
             await producer.send("t", b"v")
         assert caught.value.outcome is Outcome.NOT_SENT
@@ -426,7 +429,7 @@ def test_interrupt_within_a_serializer_reaches_the_caller_and_sends_nothing() ->
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", 1)
         async with make_producer(cluster, value_serializer=interrupted) as producer:
-            await producer.send("t", None)  # finds out about the topic
+            await producer.send("t", None)  # fetches the topic's metadata
             with pytest.raises(KeyboardInterrupt):
                 producer.try_submit("t", b"v")
             with pytest.raises(KeyboardInterrupt):
@@ -445,7 +448,7 @@ def test_buffers_are_sent_without_a_serializer(value: Any, monkeypatch: pytest.M
         cluster = FakeCluster(brokers=1)
         cluster.create_topic("t", 1)
         async with make_producer(cluster) as producer:
-            await producer.send("t", b"first")  # finds out about the topic
+            await producer.send("t", b"first")  # fetches the topic's metadata
             monkeypatch.setattr(producer._slow_path, "append", None)
             await producer.send("t", value, key=value)
             record = cluster.log("t", 0)[1]
@@ -506,7 +509,7 @@ def test_asynchronous_serializer_that_does_not_end_is_cancelled_in_time(
         cluster.create_topic("t", 1)
         serializers: Any = {f"{field}_serializer": never}
         async with make_producer(cluster, max_block_ms=1_000, **serializers) as producer:
-            await producer.send("t", None)  # finds out about the topic
+            await producer.send("t", None)  # fetches the topic's metadata
             if slowly:
                 runtime_of(producer).fast_path.stop()
             began = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""`submit` under `asyncio.timeout`: the fast path, and cancellation while it waits for memory."""
+"""`submit` within `asyncio.timeout`: the fast path, and cancellation during a wait for memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from aiokprod.testing.virtual import run
 from tests.scenarios.scenario_helpers import make_producer, play, runtime_of
 
 DELAY_S = 1.0
-"""The first response arrives so late."""
+"""Delay of the first response, in seconds."""
 
 
 class Outcomes:
-    """A plug-in: the last outcome of each record, by value; a second one is an error."""
+    """A plug-in that records the outcome of each record, by value. A second outcome is an error."""
 
     def __init__(self) -> None:
         self.begun: list[bytes | None] = []
@@ -67,7 +67,7 @@ def test_submit_under_a_timeout_takes_the_fast_path(
     async def main() -> None:
         cluster = FakeCluster(default_partitions=1)
         async with make_producer(cluster, **options) as producer:
-            await producer.send("t", b"first")  # the fast path needs a known topic
+            await producer.send("t", b"first")  # the fast path needs the topic's metadata
             monkeypatch.setattr(RecordSubmitter, "submit", None)
             monkeypatch.setattr(RecordSubmitter, "append", None)
 
@@ -86,8 +86,9 @@ def test_submit_under_a_timeout_takes_the_fast_path(
 
 
 async def cancelled_while_it_waits(cancel_at: Callable[[asyncio.Task[Any], Any], object]) -> bool:
-    """The second of three large records is cancelled while it and the third wait for memory, for
-    which there is room for one. True if it was appended nevertheless.
+    """Cancel the second of three large records while the second and the third wait for memory.
+
+    The buffer has room for one of them. Return True if the second record was appended nevertheless.
 
     Args:
         cancel_at: called with the task of the second record and the handle of the first one.
@@ -154,7 +155,7 @@ def test_timeout_of_submit_while_it_waits_for_memory_leaves_no_record() -> None:
             assert memory.used == used
             assert memory.waiting == 0
             assert outcomes.ended == {b"2" * 3_000: Outcome.NOT_SENT}
-            await producer.submit("t", b"small")  # there is room for it, and it does not wait
+            await producer.submit("t", b"small")  # fits into the buffer, so it does not wait
             assert loop.time() == pytest.approx(began + 0.25)
             await producer.flush()
             assert memory.used == 0

@@ -1,4 +1,4 @@
-"""The columns of a table: every error names the column, its type, the expected type and the fix."""
+"""The columns of a table. Every error names the column, its type, the expected type and the fix."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_unknown_type_shows_its_format() -> None:
 
 @pytest.mark.parametrize("index", ["n", "u", "f", "tsm:"])
 def test_dictionary_needs_integers_as_indices(index: str) -> None:
-    """Only integers can be compared with the length of the dictionary."""
+    """Only integer indices can be compared with the length of the dictionary."""
     column = Field("value", index, (), Field("", "z"))
     with pytest.raises(ConfigError, match=r"column 'value' is dictionary<"):
         layout_of(Field("", "+s", [column]), "t", dict.fromkeys(ROLES, "value"))

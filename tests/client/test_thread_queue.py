@@ -1,4 +1,4 @@
-"""`send_threadsafe`: records of other threads for a producer on a real loop."""
+"""`send_threadsafe`: records that other threads send with a producer on a real event loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Main = Callable[[Producer[Any, Any], FakeCluster], Coroutine[Any, Any, None]]
 
 
 def play(main: Main, **settings: Any) -> None:
-    """`main(producer, cluster)` on a real loop; topic "t" has one partition."""
+    """Run `main(producer, cluster)` on a real event loop. Topic "t" has one partition."""
 
     async def start() -> None:
         cluster = FakeCluster(1)
@@ -85,7 +85,7 @@ def test_record_of_the_loop_itself_can_be_awaited_but_not_waited_for() -> None:
 
 
 def test_records_are_taken_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wakeup serves all records that arrived before it."""
+    """One wakeup of the loop handles all records that arrived before it."""
 
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         await producer.send("t", b"first")
@@ -169,7 +169,7 @@ def test_records_in_the_queue_of_a_producer_that_fails_fail() -> None:
 
 
 def test_task_that_appends_waiting_records_may_be_cancelled_by_others() -> None:
-    """A shutdown that cancels every task; the records are not sent."""
+    """A shutdown may cancel every task. The records are then not sent."""
 
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         cluster.auto_create = False
@@ -289,7 +289,7 @@ def test_records_that_end_in_the_queue_are_counted_as_refused() -> None:
         assert metrics["records_acknowledged"] == 2
         assert metrics["records_failed"] + metrics["records_refused"] == 1 + 2 + len(burst)
         assert metrics["refusals"] == {
-            "KafkaError": 2,  # cancelled, and one that waited for metadata
+            "KafkaError": 2,  # one was cancelled, one waited for metadata
             "ProducerClosed": metrics["records_refused"] - 2,
         }
         assert metrics["topics"]["t"]["records_refused"] > thread_queue.GROUP / 2
@@ -342,7 +342,7 @@ def test_loop_that_was_closed_under_the_producer_refuses_records() -> None:
     with pytest.raises(ProducerClosed, match="loop"):
         producer.send_threadsafe("t", b"v")
     assert not future.cancel()
-    producer._lifecycle.closed = True  # it cannot be closed any more
+    producer._lifecycle.closed = True  # the producer cannot be closed any more
 
 
 def test_serializer_that_raises_or_is_asynchronous() -> None:
@@ -426,11 +426,11 @@ def test_error_that_is_no_exception_ends_a_line_and_its_bytes_are_counted_once()
     play(main, value_serializer=encode)
 
 
-# -- interruptions and ends in the middle ---------------------------------------------------------
+# -- interruptions, and callers that withdraw records ---------------------------------------------
 
 
 class _Late(deque[Any]):
-    """A queue whose last record is taken back while the loop is about to take it."""
+    """A queue whose last record is withdrawn just before the loop takes it."""
 
     stale = 2
 
@@ -455,8 +455,8 @@ def test_record_may_be_taken_back_while_the_loop_is_about_to_take_it(name: str) 
 
 
 def test_close_ends_if_the_last_record_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller finds room, then `close` begins, then the caller appends its record, the records
-    before it end, and the caller takes its record back."""
+    """The order of events: a caller finds room, `close` begins, the caller appends its record, the
+    earlier records end, and the caller withdraws its record."""
     has_room, take_back = ThreadQueue._has_room, ThreadQueue._take_back
     checking, appended = threading.Event(), threading.Event()
     may_append, may_take_back = threading.Event(), threading.Event()
@@ -498,7 +498,7 @@ def test_close_ends_if_the_last_record_is_taken_back(monkeypatch: pytest.MonkeyP
 def test_flush_ends_if_a_record_is_taken_back() -> None:
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         queue = queue_of(producer)
-        queue._is_scheduled = True  # by a caller that has not woken the loop yet
+        queue._is_scheduled = True  # set by a caller that has not woken the loop yet
         record = producer.send_threadsafe("t", b"v")
         flushing = asyncio.ensure_future(producer.flush())
         await asyncio.sleep(0)
@@ -529,7 +529,7 @@ def test_failures_that_die_in_two_threads_at_once_are_reported(
 def test_signal_handler_may_close_the_producer_in_the_middle_of_a_call(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """The interrupted call has its lock while the handler waits for the loop."""
+    """The interrupted call holds its lock while the signal handler waits for the loop."""
     cluster = FakeCluster(1)
     producer = Blocking(
         bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
@@ -559,11 +559,12 @@ def test_signal_handler_may_close_the_producer_in_the_middle_of_a_call(
     else:
         monkeypatch.setattr(ThreadQueue, "_wake", interrupted_wake)
         record = producer.submit("t", b"v")
-        assert record.result(HANG_S).offset == 0  # the drain has taken it
+        assert record.result(HANG_S).offset == 0  # the record was drained
 
 
 def test_interrupted_call_does_not_stop_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """KeyboardInterrupt before the loop was woken: the record is withdrawn, others are sent."""
+    """KeyboardInterrupt is raised before the loop was woken. The interrupted record is withdrawn,
+    and other records are sent."""
 
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         await producer.send("t", b"first")
@@ -657,12 +658,13 @@ def test_wait_for_a_record_of_a_closed_loop_is_an_error() -> None:
     for task in asyncio.all_tasks(loop):
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0))
-    runtime_of(producer).failure = queue_of(producer)._refusal = None  # as if still in use
-    records = [producer.send_threadsafe("t", b"v")]  # the loop is woken and does not run any more
+    # As if the producer were still in use.
+    runtime_of(producer).failure = queue_of(producer)._refusal = None
+    records = [producer.send_threadsafe("t", b"v")]  # the loop no longer runs
     loop.close()
     records.append(producer.send_threadsafe("t", b"v"))
     assert all(isinstance(record.exception(), ProducerClosed) for record in records)
-    producer._lifecycle.closed = True  # it cannot be closed any more
+    producer._lifecycle.closed = True  # the producer cannot be closed any more
 
 
 def test_report_of_close_has_the_records_that_fail_before_they_are_in_a_batch() -> None:

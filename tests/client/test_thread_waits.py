@@ -1,4 +1,4 @@
-"""`ThreadWaits`: waits of threads without a lock."""
+"""`ThreadWaits`: waits of threads without a shared lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_wait_ends_at_once_later_or_with_its_timeout() -> None:
     assert waits.wait(lambda: True, 0)
     assert not waits.wait(lambda: False, 0)
     assert not waits.wait(lambda: False, 0.001)
-    assert waits.wait(lambda: answers.pop(0), 0.001)  # looked at once more at the timeout
+    assert waits.wait(lambda: answers.pop(0), 0.001)  # checked once more at the timeout
     assert not waits
     waits.wake()
 
@@ -61,7 +61,7 @@ def test_every_thread_that_waits_is_woken_until_its_condition_holds() -> None:
 def test_a_wait_may_end_while_the_others_are_woken() -> None:
     class Shrinking(deque[threading.Lock]):
         def __len__(self) -> int:
-            return super().__len__() + 1  # the last one is removed after it was counted
+            return super().__len__() + 1  # simulates a removal after the count
 
     waits = ThreadWaits()
     waits._turns = Shrinking()

@@ -1,4 +1,4 @@
-"""`TopicSlots`: the partitions of the append path follow the metadata."""
+"""`TopicSlots`: the partitions of the append path follow the cluster metadata."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_topic_that_vanished_is_forgotten_once_its_batches_have_ended() -> None:
     async def test(cluster: FakeCluster, producer: Producer[Any, Any], slots: TopicSlots) -> None:
         runtime = runtime_of(producer)
         cluster.delete_topic("t")
-        for _ in range(6):  # one response without a topic is not believed
+        for _ in range(6):  # one response without the topic is not enough
             if "t" not in runtime.appender.topics:
                 break
             await producer.refresh_metadata()

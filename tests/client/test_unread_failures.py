@@ -1,4 +1,4 @@
-"""`UnreadFailures`."""
+"""Tests of `UnreadFailures`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_failures_that_arrive_together_are_reported_once(caplog: pytest.LogCaptu
 
 
 class InterruptedLoop:
-    """Raises the exception of a signal handler in the first call."""
+    """A loop whose first `call_soon_threadsafe` raises KeyboardInterrupt, as a signal handler
+    may."""
 
     def __init__(self) -> None:
         self.scheduled: list[Callable[[], None]] = []

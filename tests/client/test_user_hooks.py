@@ -80,8 +80,8 @@ def test_plugins_get_the_configuration_and_need_no_methods() -> None:
 def test_plugin_that_cannot_be_configured_is_a_config_error_that_closes_what_was_configured() -> (
     None
 ):
-    """The one that failed is closed too, because it may have opened something. Those after it are
-    not."""
+    """The failed plug-in is closed too, because it may have opened a resource. The plug-ins after
+    it are not closed."""
     first, broken, last = Plugin(), Broken(ZeroDivisionError("no schema")), Plugin()
     plugins = UserHooks([first, broken, last])
     with pytest.raises(ConfigError, match=r"Broken.configure failed: no schema") as caught:
@@ -121,7 +121,7 @@ def test_interrupt_in_close_is_raised_once_all_are_closed() -> None:
 def test_asynchronous_configure_is_refused_and_asynchronous_close_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither coroutine would be awaited, so neither may be ignored without a message."""
+    """Neither coroutine is awaited, so neither may be ignored silently."""
     first, plugin = Plugin(), Asynchronous()
     with pytest.raises(ConfigError, match=r"Asynchronous.configure is asynchronous"):
         UserHooks([first, plugin]).configure(CONFIG)

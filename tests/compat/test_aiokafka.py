@@ -1,7 +1,7 @@
-"""`AIOKafkaProducer` of `aiokprod.compat.aiokafka` against FakeCluster, in virtual time.
+"""`AIOKafkaProducer` of `aiokprod.compat.aiokafka` with a FakeCluster, in virtual time.
 
-aiokafka's own tests run against a real broker: `tests/integration/test_foreign_suites.py`. What
-those assert through private names is tested here by behaviour.
+`tests/integration/test_foreign_suites.py` runs aiokafka's own tests with a real broker. Where those
+tests assert private attributes, this module tests the behaviour instead.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def test_start_fails_at_once_although_a_bootstrap_server_is_given_twice() 
 
 @in_virtual_time
 async def test_names_that_cannot_be_resolved_are_a_connection_error() -> None:
-    """As in aiokafka: services catch it while they wait for Kafka."""
+    """As in aiokafka. Services catch this error while they wait for Kafka."""
     cluster = FakeCluster(default_partitions=1)
     producer = AIOKafkaProducer(
         bootstrap_servers="no-such-host:9092", environment=cluster.environment()
@@ -137,7 +137,7 @@ async def test_names_that_cannot_be_resolved_are_a_connection_error() -> None:
 
 @in_virtual_time
 async def test_a_start_that_failed_can_be_repeated() -> None:
-    """As in aiokafka: services wait for Kafka by calling `start` in a loop."""
+    """As in aiokafka. Services wait for Kafka by calling `start` in a loop."""
     cluster = FakeCluster(default_partitions=1)
     for broker in (1, 2, 3):
         cluster.kill(broker, failover_s=100)
@@ -362,8 +362,8 @@ async def test_cancelling_the_future_does_not_stop_the_record() -> None:
 
 @in_virtual_time
 async def test_an_exception_in_one_result_does_not_affect_the_others() -> None:
-    """For example of a signal handler. The loop's exception handler gets it, like those of other
-    callbacks."""
+    """A signal handler may raise such an exception. As with other callbacks, the loop's exception
+    handler receives it."""
 
     def partition_of(topic: str, partition: int) -> TopicPartition:
         if partition == 1:
@@ -394,7 +394,8 @@ async def test_an_exception_in_one_result_does_not_affect_the_others() -> None:
 
 @in_virtual_time
 async def test_a_result_has_the_hash_of_an_equal_tuple() -> None:
-    """Python 3.14 keeps the hash in the tuple, where a new one must be marked as unknown."""
+    """In Python 3.14 a tuple stores its hash. A new tuple must therefore be marked as not yet
+    hashed."""
     cluster = FakeCluster(default_partitions=1)
     async with AIOKafkaProducer(
         bootstrap_servers=cluster.bootstrap_servers, environment=cluster.environment()
@@ -529,7 +530,7 @@ async def test_fractions_of_a_timestamp_are_dropped_as_in_aiokafka() -> None:
 
 @in_virtual_time
 async def test_a_batch_without_a_partition_goes_to_one_partition() -> None:
-    """FastStream gives none over `install`."""
+    """With `install`, FastStream passes no partition."""
     cluster = FakeCluster(default_partitions=4)
     async with make(cluster) as producer:
         for topic in ("t", "u", "v"):
@@ -791,7 +792,7 @@ def test_install_replaces_the_class_and_uninstall_restores_it() -> None:
         with pytest.warns(RuntimeWarning, match="early_importer"):
             compat.install()
         with pytest.warns(RuntimeWarning, match="early_importer"):
-            compat.install()  # again
+            compat.install()  # a second time
         assert aiokafka.AIOKafkaProducer is AIOKafkaProducer
         assert aiokafka.producer.AIOKafkaProducer is AIOKafkaProducer
     finally:

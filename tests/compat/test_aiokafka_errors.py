@@ -1,4 +1,4 @@
-"""Errors of the compatible producer are errors of both packages."""
+"""An error of the compatible producer is an instance of the error classes of both packages."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_attributes_cause_and_class_are_kept() -> None:
     joined = as_theirs(error)
     assert (joined.topic, joined.partition, joined.outcome) == ("t", 3, Outcome.NOT_SENT)
     assert joined.__cause__ is cause
-    assert type(as_theirs(errors.DeliveryTimeout("y"))) is type(joined)  # made once
+    assert type(as_theirs(errors.DeliveryTimeout("y"))) is type(joined)  # the class is created once
     assert type(joined).__name__ == "KafkaTimeoutError"
 
 

@@ -19,7 +19,7 @@ from aiokprod.security import Secret
 
 def settings(defaults: str = "aiokprod", **given: Any) -> dict[str, Any]:
     translated = translate(given, defaults).settings
-    ProducerConfig(**translated)  # aiokprod accepts them
+    ProducerConfig(**translated)  # aiokprod accepts the settings
     return translated
 
 
@@ -59,7 +59,7 @@ def test_bootstrap_servers_of_another_type_are_rejected(given: Any) -> None:
         ({}, {}),
         ({"acks": -1}, {"acks": "all"}),
         ({"acks": 1}, {"acks": 1}),
-        ({"acks": _missing}, {}),  # as FastStream passes it
+        ({"acks": _missing}, {}),  # FastStream passes this value
         ({"enable_idempotence": False}, {"enable_idempotence": False}),
         (
             {"transactional_id": "t", "enable_idempotence": False},

@@ -1,6 +1,6 @@
-"""`AIOProducer` of `aiokprod.compat.confluent` against FakeCluster, in virtual time.
+"""`AIOProducer` of `aiokprod.compat.confluent` with a FakeCluster, in virtual time.
 
-The reports confluent-kafka-python #2154, #2276 and #2320 are tests here.
+The module has tests for the issues #2154, #2276 and #2320 of confluent-kafka-python.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ async def test_report_2154_a_future_needs_no_flush(arguments: dict[str, Any]) ->
     async with make(cluster, **arguments) as producer:
         started = asyncio.get_running_loop().time()
         message = await (await producer.produce("t", value=b"message"))
-        # confluent-kafka's buffer timeout is 1 s, without which its future was never done.
+        # The buffer timeout of confluent-kafka is 1 s. Without that timeout, its future was never
+        # done.
         assert asyncio.get_running_loop().time() - started < 0.5
         assert (message.topic(), message.partition(), message.offset()) == ("t", 0, 0)
         assert (message.key(), message.value(), len(message)) == (None, b"message", 7)
@@ -51,7 +52,7 @@ async def test_report_2154_a_future_needs_no_flush(arguments: dict[str, Any]) ->
 @in_virtual_time
 async def test_report_2276_1800_records_in_the_order_of_the_calls_without_flush() -> None:
     cluster = FakeCluster(default_partitions=1)
-    asyncio.get_running_loop().set_debug(False)  # it takes most of the time of 1800 tasks
+    asyncio.get_running_loop().set_debug(False)  # debug mode takes most of the time of 1800 tasks
     async with make(cluster, {"linger.ms": 30, "batch.num.messages": 2000}) as producer:
         started = asyncio.get_running_loop().time()
         futures = [await producer.produce("t", f"v{n}", key=f"k{n}") for n in range(1800)]
@@ -150,16 +151,17 @@ async def test_flush_counts_what_is_left_and_len_what_is_pending() -> None:
 
 @in_virtual_time
 async def test_poll_waits_for_an_outcome() -> None:
-    """A task that polls in a loop, as for confluent-kafka, must not occupy the event loop."""
+    """Programs for confluent-kafka poll in a loop. Such a task must not keep the event loop
+    busy."""
     cluster = FakeCluster(default_partitions=1)
     loop = asyncio.get_running_loop()
     async with make(cluster) as producer:
         await (await producer.produce("t", b"0"))
-        assert await producer.poll(5) == 1  # of the past
+        assert await producer.poll(5) == 1  # the outcome of the first record
         began = loop.time()
         assert await producer.poll(2) == 0
         assert loop.time() - began == pytest.approx(2)
-        assert await producer.poll(-1) == 0  # there is nothing to wait for
+        assert await producer.poll(-1) == 0  # no record is pending
         assert loop.time() - began == pytest.approx(2)
         for broker in (1, 2, 3):
             cluster.pause(broker)

@@ -1,4 +1,4 @@
-"""A FastStream broker that publishes through aiokprod, against FakeCluster over TCP."""
+"""A FastStream broker that publishes through aiokprod, with a FakeCluster over TCP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Scenario = Callable[[KafkaBroker, FakeCluster], Coroutine[Any, Any, None]]
 
 
 def connected(scenario: Scenario) -> Callable[[], None]:
-    """Run a test with a connected broker, whose topics have four partitions."""
+    """Run a test with a connected broker whose topics have four partitions."""
 
     async def main() -> None:
         cluster = FakeCluster(default_partitions=4)
@@ -139,7 +139,7 @@ def test_an_id_generator_of_the_application_is_kept() -> None:
 
 
 class Reversed:
-    """A codec of the application that writes text backwards."""
+    """A codec of the application. It writes text backwards."""
 
     async def decode(self, msg: Any) -> Any:
         return msg.body
@@ -149,7 +149,7 @@ class Reversed:
 
 
 class ReversedBatches(Reversed):
-    """Encodes a batch in one call."""
+    """A codec that encodes a batch in one call."""
 
     async def encode_batch(
         self, msgs: Any, serializer: Any = None
@@ -178,7 +178,7 @@ def test_a_codec_of_the_application_encodes_messages_and_batches(codec: Any) -> 
 
 
 class Unchanged(BaseMiddleware):
-    """A middleware that changes nothing: with it, `publish` creates FastStream's command."""
+    """A middleware without an effect. With a middleware, `publish` creates FastStream's command."""
 
 
 MESSAGES: list[tuple[Any, dict[str, Any]]] = [
@@ -200,8 +200,10 @@ Publish: TypeAlias = Callable[[KafkaBroker], Coroutine[Any, Any, Any]]
 
 
 def stored_directly_and_by_command(publish: Publish, generated: str) -> tuple[list[Any], list[Any]]:
-    """What `publish` stores without a middleware, and with one, where FastStream creates its
-    command."""
+    """Return the records that `publish` stores without a middleware, and with one.
+
+    With a middleware, FastStream creates its command.
+    """
 
     async def stored_with(middlewares: list[Any]) -> list[Any]:
         cluster = FakeCluster(default_partitions=1)
@@ -285,7 +287,7 @@ def test_middlewares_and_derived_brokers_see_each_message(own: bool) -> None:
             broker = use_aiokprod(kind(servers.split(","), logger=None))
             await broker.connect()
             if not own:
-                broker.add_middleware(Middleware)  # after the start
+                broker.add_middleware(Middleware)  # after the broker has started
             await broker.publish(b"x", "t")
             await broker.stop()
 
@@ -297,7 +299,7 @@ def test_middlewares_and_derived_brokers_see_each_message(own: bool) -> None:
 def test_a_method_of_faststreams_broker_that_was_replaced_is_called(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests mock the methods of the class, and instrumentations wrap them."""
+    """Tests mock methods of the class, and instrumentations wrap them."""
     called = []
     original = getattr(KafkaBroker, name)
 
@@ -357,8 +359,8 @@ async def test_publish_without_confirmation_returns_a_future(
 async def test_a_batch_without_confirmation_is_in_batches_when_the_call_returns(
     broker: KafkaBroker, cluster: FakeCluster
 ) -> None:
-    """As over aiokafka: later messages come after it, and `flush` and `stop` send it, although
-    the application does not keep its future."""
+    """As with aiokafka: later messages follow the batch. `flush` and `stop` send it even though the
+    application does not keep its future."""
     for number in range(3):
         await broker.publish_batch(f"{number}a", f"{number}b", topic="t", no_confirm=True)
         await broker.publish(f"{number}c", "t", partition=0, no_confirm=True)
@@ -429,7 +431,7 @@ async def test_a_cancelled_batch_without_confirmation_sends_nothing_more(
 async def test_a_batch_without_messages_has_no_result(
     broker: KafkaBroker, cluster: FakeCluster
 ) -> None:
-    """As over aiokafka: FastStream drops a body that is None."""
+    """As with aiokafka: FastStream drops a body that is None."""
     assert await broker.publish_batch(None, topic="t") is None
     nothing: Any = await broker.publish_batch(None, topic="t", no_confirm=True)
     assert await nothing is None
@@ -440,7 +442,7 @@ async def test_a_batch_without_messages_has_no_result(
 async def test_a_batch_may_have_any_size_and_every_message_its_partition(
     broker: KafkaBroker, cluster: FakeCluster
 ) -> None:
-    bodies = ["x" * 300] * 3_000  # more than aiokafka's max_batch_size of 16 KiB
+    bodies = ["x" * 300] * 3_000  # exceeds aiokafka's max_batch_size of 16 KiB
     metadata: Any = await broker.publish_batch(*bodies, topic="t")
     assert isinstance(metadata, BatchMetadata)
     assert isinstance(metadata, RecordMetadata)
@@ -451,7 +453,7 @@ async def test_a_batch_may_have_any_size_and_every_message_its_partition(
 
 
 def test_stop_waits_for_batches_without_confirmation() -> None:
-    """The futures of the batches have their results when `stop` returns."""
+    """When `stop` returns, the futures of the batches are done."""
 
     async def main() -> None:
         cluster = FakeCluster()
@@ -521,7 +523,7 @@ def test_an_explicit_max_batch_size_limits_a_batch_as_in_aiokafka() -> None:
                     await broker.publish_batch(*[body] * 5, topic="t")
                 assert 1 <= caught.value.message_position <= 3
             assert len(stored(cluster)) == 1
-            await broker.publish_batch("x" * 2_000, topic="t")  # one message may be larger
+            await broker.publish_batch("x" * 2_000, topic="t")  # a single message may be larger
             await broker.publish_batch("x", "y", topic="t")
             await broker.stop()
         assert len(stored(cluster)) == 4
@@ -575,7 +577,7 @@ def test_a_transaction_has_the_messages_without_confirmation() -> None:
                 await pending
             with pytest.raises(IllegalOperation):
                 await broker.publish_batch("e", "f", topic="t", no_confirm=True)
-            async with transaction(broker):  # the failed one was aborted
+            async with transaction(broker):  # the failed transaction was aborted
                 await broker.publish("g", "t")
             await broker.stop()
         assert cluster.committed_values("t", 0) == [b"a", b"b", b"c", b"g"]

@@ -1,4 +1,5 @@
-"""Settings of librdkafka: every one has an entry, and its entry is true."""
+"""The table of librdkafka's settings: it has an entry for every setting, and the entries are
+correct."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from aiokprod.security import OidcTokens, Secret
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = (Path(__file__).parent / "librdkafka_producer_keys.txt").read_text().split()
-"""Settings of CONFIGURATION.md (librdkafka at 4c3b017) that are not only the consumer's."""
+"""Settings of CONFIGURATION.md (librdkafka at 4c3b017), without those that only the consumer
+has."""
 OURS = {setting.name for setting in dataclasses.fields(ProducerConfig)}
 SERVERS = {"bootstrap.servers": "b:1"}
 
@@ -57,13 +59,15 @@ def test_an_entry_is_complete(name: str) -> None:
 
 
 DEPENDS = {"compression.level", "partitioner"}
-"""Translated to one of several settings or arguments, by their value or another setting."""
+"""Settings that are translated to one of several settings or arguments, depending on their value or
+on another setting."""
 
 
 @pytest.mark.parametrize("name", [*KEYS, *_PYTHON_KEYS])
 def test_the_field_that_replaces_a_setting_is_the_one_of_its_entry(name: str) -> None:
-    """`LIBRDKAFKA` is what errors advise. If its field is not what the value is translated to,
-    because the meaning is not quite the same, the reason names it."""
+    """Error messages recommend the field in `LIBRDKAFKA`. If the setting is translated to another
+    field because its meaning differs slightly, the note of the entry names the recommended
+    field."""
     key = {**KEYS, **_PYTHON_KEYS}[name]
     spelled = name.replace(".", "_")
     advised = LIBRDKAFKA.get(dotted(name), spelled if spelled in OURS else None)
@@ -79,13 +83,14 @@ def test_the_field_that_replaces_a_setting_is_the_one_of_its_entry(name: str) ->
 
 
 def test_no_setting_without_a_counterpart_has_the_name_of_a_field() -> None:
-    """A field that is added later may be the counterpart that its entry says is missing."""
+    """A field that is added later may have the meaning of a setting that has no counterpart in the
+    table."""
     without = [
         name for name, key in {**KEYS, **_PYTHON_KEYS}.items()
         if key.support in (Support.REFUSED, Support.WITHOUT_EFFECT)
     ]  # fmt: skip
     spelled = {name for name in without if name.replace(".", "_") in OURS}
-    assert spelled == {"ssl.keystore.location"}  # PKCS#12 there, PEM here
+    assert spelled == {"ssl.keystore.location"}  # PKCS#12 in librdkafka, PEM here
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The examples of docs/migration/aiokafka.md run, against FakeCluster over TCP."""
+"""The examples of docs/migration/aiokafka.md run with a FakeCluster over TCP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """OpenTelemetry's instrumentation of aiokafka with the compatible producer.
 
-Restates the four tests of the contrib package that replace parts inside aiokafka's producer; its
-13 others do not use a producer.
+The module rewrites the four tests of the contrib package that replace internals of aiokafka's
+producer. The 13 other tests of that package do not use a producer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Headers and UUIDs of compatible producers; `FutureResults` is tested in test_aiokafka.py."""
+"""Headers and UUIDs of compatible producers. test_aiokafka.py tests `FutureResults` with a
+producer."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_size_of_bodies_that_are_all_bytes() -> None:
 
 
 def test_a_result_has_the_hash_of_an_equal_tuple() -> None:
-    """Tuples of Python 3.14 keep their hash."""
+    """In Python 3.14 a tuple stores its hash."""
     future: asyncio.Future[Any] = asyncio.Future(loop=asyncio.new_event_loop())
     results = FutureResults(TheirMetadata, TopicPartition, as_theirs, False)
     results.settle(future, RecordMetadata("t", 1, 2, 3), None)

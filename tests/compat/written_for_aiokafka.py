@@ -1,7 +1,7 @@
-"""A program written for aiokafka, of which only the imports are changed. `make lint` checks its
-types with mypy, tests/typing with pyright in strict mode.
+"""A program written for aiokafka in which only the imports were changed. `make lint` checks its
+types with mypy; tests/typing checks them with pyright in strict mode.
 
-No function here is called: the calls are what is checked.
+No function of this module is called. Only the types of the calls are checked.
 """
 
 # pyright: strict
@@ -25,7 +25,7 @@ def to_json(value: Any) -> bytes:
 
 
 def by_length(key: bytes | None, partitions: list[int], available: list[int]) -> int:
-    """A partitioner of aiokafka."""
+    """A partitioner for aiokafka's producer."""
     return partitions[len(key or b"") % len(partitions)] if not available else available[0]
 
 
@@ -65,7 +65,7 @@ async def send_batch(producer: AIOKafkaProducer) -> int | None:
 
 
 async def copy(servers: str) -> None:
-    """Send in a transaction, with offsets."""
+    """Send records and consumer offsets in a transaction."""
     async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id="copy") as producer:
         async with producer.transaction():
             await producer.send("orders", b"value")

@@ -1,4 +1,4 @@
-"""The same faults for aiokprod, aiokafka and confluent-kafka, and the behaviour of each.
+"""Expose aiokprod, aiokafka and confluent-kafka to the same faults, and compare their behaviour.
 
 python -m tests.contrast                                    all scenarios, all clients
 python -m tests.contrast --scenarios too-large --clients aiokafka
@@ -113,7 +113,7 @@ def _teller(process: asyncio.subprocess.Process) -> Any:
 
 
 def _unresponsive(told: dict[str, Any]) -> float:
-    """The longest time without any acknowledgment."""
+    """Return the longest time without any acknowledgment, in seconds, or -1 with fewer than two."""
     acks = np.sort(told["settled"][told["state"] == ACKNOWLEDGED])
     return round(float(np.diff(acks).max()), 1) if len(acks) > 1 else -1.0
 
@@ -165,7 +165,7 @@ async def contrast(chosen: argparse.Namespace) -> None:
             for client in chosen.clients:
                 try:
                     result = await play(scenario, client, cluster if scenario.real else None)
-                except Exception as error:  # the others can still be run
+                except Exception as error:  # the remaining cases can still run
                     print(f"{name} was not played to {client}: {error!r}", flush=True)
                     continue
                 result |= {"scenario": name, "nodes": chosen.nodes if scenario.real else 0}

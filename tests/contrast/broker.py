@@ -1,6 +1,7 @@
-"""FakeCluster behind real sockets in a separate process, controlled by lines of JSON.
+"""A `FakeCluster` behind real sockets in a separate process, controlled by JSON lines.
 
-For answers that real brokers give too rarely to be scripted. `dump` prints what the log holds.
+It gives responses that real brokers give too rarely for a test. `dump` prints the records in the
+log.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ REACTIONS = {
 
 
 class ScriptedBroker:
-    """The process, as its owner sees it."""
+    """Starts the broker process and sends commands to it."""
 
     def __enter__(self) -> ScriptedBroker:
         self._process = subprocess.Popen(
@@ -73,7 +74,7 @@ class ScriptedBroker:
         self.tell(do="fail", code=code, times=times, append=append)
 
     def react(self, reaction: str) -> None:
-        """React like this to all Produce requests, until `heal`."""
+        """Apply this reaction to all Produce requests until `heal` is called."""
         self.tell(do="react", reaction=reaction)
 
     def heal(self) -> None:
@@ -83,7 +84,7 @@ class ScriptedBroker:
         self.tell(do="forget")
 
     def log(self) -> Log:
-        """See `audit.read_log`."""
+        """Return the log in the format of `audit.read_log`."""
         partition, offset, values = [], [], []
         for number, records in enumerate(self.tell(do="dump")["logs"]):
             for at, text in records:
@@ -104,8 +105,8 @@ class ScriptedBroker:
 
 
 def _pretend(cluster: FakeCluster) -> None:
-    """Offer Fetch, because librdkafka writes batches of format 2 only to brokers that can also
-    fetch them."""
+    """Advertise Fetch, because librdkafka writes batches of format 2 only to brokers that support
+    it."""
 
     def with_fetch(response: ApiVersionsResponse) -> ApiVersionsResponse:
         return replace(response, api_keys=[*response.api_keys, ApiVersion(FETCH, 4, 11)])

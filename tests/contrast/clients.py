@@ -1,4 +1,4 @@
-"""Three clients behind one interface: submit a record, get its outcome."""
+"""Three clients behind one interface: submit a record and get its outcome."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ ACKNOWLEDGED, ABSENT, UNKNOWN = 1, 2, 3
 
 @dataclass(frozen=True)
 class Told:
-    """What a client reported about a record.
+    """The outcome that a client reported for a record.
 
     Attributes:
-        state: ACKNOWLEDGED; ABSENT if it said that the record is not in the log; UNKNOWN if it
-            said that the record may be there; None if its error says nothing about the log.
+        state: ACKNOWLEDGED; ABSENT if the client reported that the record is not in the log;
+            UNKNOWN if it reported that the record may be in the log; None if its error does not say
+            whether the record is in the log.
     """
 
     state: int | None
@@ -33,9 +34,9 @@ Report = Callable[[Told], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """The same for all: acks=all, idempotence, these time limits in seconds.
+    """Settings common to all clients, which also use acks=all and idempotence.
 
-    aiokafka has one limit for requests and expiry: `request_s`.
+    Time limits are in seconds. aiokafka has one limit for requests and record expiry: `request_s`.
     """
 
     bootstrap: str
@@ -46,14 +47,15 @@ class Settings:
 
 
 class Client(Protocol):
-    """Started with `start`; `send` reports exactly once, or never if the record hangs."""
+    """A producer under test. `start` must be called first. `send` calls `report` exactly once, or
+    never if the record hangs."""
 
     async def start(self) -> None: ...
     async def send(self, partition: int, value: bytes, report: Report) -> None:
-        """Queue a record. May wait for room."""
+        """Queue a record. May wait for free buffer memory."""
 
     async def deliver(self, partition: int, value: bytes) -> Told:
-        """Send a record and wait for it; to be cancelled."""
+        """Send a record and wait for its outcome. The caller may cancel this call."""
 
     async def stop(self) -> None: ...
 
@@ -181,7 +183,8 @@ def _confluent(settings: Settings) -> dict[str, Any]:
 
 
 class Confluent:
-    """`produce` with delivery callbacks, served by a thread; `deliver` uses its AIOProducer."""
+    """Calls `produce` with delivery callbacks, which a thread serves. `deliver` uses the client's
+    `AIOProducer`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -205,7 +208,7 @@ class Confluent:
 
         def delivered(error: Any, message: Any) -> None:
             told = self._told(error, message)
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the loop is already closed
                 loop.call_soon_threadsafe(report, told)
 
         give_up = time.monotonic() + self._settings.delivery_s

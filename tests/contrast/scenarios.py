@@ -1,4 +1,4 @@
-"""The faults that all clients meet; on real brokers where these can produce them."""
+"""The faults that all clients meet. Real brokers produce them where possible."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 
 @dataclass
 class Stage:
-    """What a scenario acts on. `tell` sends the client's process a line.
+    """The cluster, topic and client process of a scenario. `tell` sends a line to the client's
+    process.
 
     Attributes:
-        topic_made_at: when a deleted topic was made again.
+        topic_made_at: the time at which a deleted topic was created again.
     """
 
     topic: str
@@ -36,7 +37,7 @@ class Stage:
         return self.cluster
 
     async def whole(self) -> float:
-        """Once every replica is in sync; the instant of that."""
+        """Wait until every replica is in sync, and return that time."""
         return await until_serving(self.kafka, self.topic, in_sync=len(self.kafka.node_ids))
 
     @property
@@ -47,15 +48,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault and the load under which it comes.
+    """A fault and the load during which it occurs.
 
     Attributes:
-        text: for the report.
-        real: on real brokers, else on the scripted one.
-        network: clients reach the real brokers through the proxy.
-        awaiting: every record is sent and awaited by a separate task.
-        settings: of the clients.
-        topic_config: of the real topic.
+        text: description for the report.
+        real: True for real brokers; otherwise the scripted broker is used.
+        network: True if clients reach the real brokers through the proxy.
+        awaiting: True if a separate task sends and awaits each record.
+        settings: settings of the clients.
+        topic_config: configuration of the real topic.
     """
 
     text: str
@@ -69,7 +70,8 @@ class Scenario:
 
 
 async def leader_killed(stage: Stage) -> None:
-    """With one node no other can take over: it starts again after a moment."""
+    """Kill the leader. With only one node no other leader is possible, so the node restarts after 2
+    s."""
     node = await stage.kafka.leader_of(stage.topic, 0)
     await stage.kafka.kill(node)
     if len(stage.kafka.node_ids) > 1:
@@ -104,7 +106,8 @@ async def leader_frozen(stage: Stage) -> None:
 
 
 async def answers_lost(stage: Stage) -> None:
-    """Requests reach one leader, its answers are lost; then RST, twice."""
+    """Deliver requests to one leader but drop its responses, then reset the connection. Do so
+    twice."""
     node = await stage.kafka.leader_of(stage.topic, 0)
     network, link = stage.kafka.network, f"client-{node}"
     for _ in range(2):
@@ -125,14 +128,15 @@ async def not_enough_replicas_after_append(stage: Stage) -> None:
 
 
 async def out_of_order(stage: Stage) -> None:
-    """The broker answers one OUT_OF_ORDER_SEQUENCE_NUMBER without a cause, as after an outage
+    """Answer one batch with OUT_OF_ORDER_SEQUENCE_NUMBER without a cause, as seen after an outage
     (aiokafka #1017)."""
     stage.fake.fail(OUT_OF_ORDER_SEQUENCE_NUMBER, 1)
     await asyncio.sleep(4.0)
 
 
 async def too_large(stage: Stage) -> None:
-    """Nothing to do: batches of many small records exceed the topic's limit by themselves."""
+    """Only wait: batches of many small records exceed the topic's limit without any further
+    fault."""
     await asyncio.sleep(3.0)
 
 
@@ -151,8 +155,7 @@ async def everything_cancelled(stage: Stage) -> None:
 
 
 async def timed_out_on_the_wire(stage: Stage) -> None:
-    """Requests are written and not answered for longer than the delivery timeout; then the cluster
-    recovers."""
+    """Answer no written request for longer than the delivery timeout. Then the cluster recovers."""
     stage.fake.react("lose-answer")
     await asyncio.sleep(9.0)
     stage.fake.heal()

@@ -1,7 +1,8 @@
-"""One client under load in a separate process; obeys lines on standard input.
+"""One client under load in a separate process, controlled by lines on standard input.
 
-Says "ready" after its first acknowledgments. `cancel` cancels every second waiting send,
-`cancel-all` every task of the loop but its own, `stop` ends the load; then the ledger is saved.
+The process prints "ready" after its first acknowledgments. `cancel` cancels every second waiting
+send. `cancel-all` cancels every task of the loop except the worker's own. `stop` ends the load and
+saves the ledger.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ STEP = 0.02
 
 
 class Ledger:
-    """By sequence: what was reported, when; errors counted by text."""
+    """The outcome and times of each record, by sequence number, and the number of errors by
+    text."""
 
     def __init__(self) -> None:
         self.told: list[Told | None] = []
@@ -125,7 +127,7 @@ class Load:
             await asyncio.sleep(max(0.001, due - loop.time()))
 
     async def settled(self, seconds: float) -> None:
-        """Returns once every record has its outcome, or after `seconds`."""
+        """Wait until every record has an outcome, at most `seconds`."""
         give_up = time.monotonic() + seconds
         while self.ledger.pending and time.monotonic() < give_up:  # noqa: ASYNC110 - rarely
             await asyncio.sleep(0.05)

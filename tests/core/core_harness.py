@@ -1,4 +1,4 @@
-"""Appends records without an engine: an `Appender` whose batches are opened by the test."""
+"""Append records without an engine: an `Appender` whose batches are opened by the test."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ NOW_MS = 1_700_000_000_000
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs an async test on asyncio's and on uvloop's loop; what reaches the loop's exception
-    handler fails it. Nothing in these tests waits for time to pass."""
+    """Run an async test on asyncio's loop and on uvloop's loop.
+
+    The test fails if the exception handler of the loop is called. These tests must not wait for
+    time to pass.
+    """
 
     @pytest.mark.parametrize("kind", LOOPS)
     @functools.wraps(test)
@@ -45,7 +48,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
 
 class CoreHarness:
-    """One topic "t", an append path, and every batch that was opened."""
+    """One topic "t", an append path, and a list of all opened batches."""
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class CoreHarness:
 
     @property
     def core(self) -> BatchCore:
-        """The open batch of partition 0, or the newest one."""
+        """The open batch of partition 0, or the newest batch if none is open."""
         return self.opened[-1]
 
     def append(
@@ -136,12 +139,12 @@ class CoreHarness:
         return delivery
 
     def deliveries(self, count: int, on_delivery: OnDelivery | None = None) -> list[Delivery]:
-        """Records of one batch."""
+        """Append `count` records to one batch and return their handles."""
         return [self.append(b"%d" % number, on_delivery=on_delivery) for number in range(count)]
 
 
 class IdleLoop:
-    """As much of a running loop as the append path asks for; for tests without tasks."""
+    """The methods of a running event loop that the append path uses, for tests without tasks."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[..., object]] = []

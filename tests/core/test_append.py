@@ -1,4 +1,4 @@
-"""The append path: which records take the fast path, exact accounting, choice of the partition."""
+"""The append path: records on the fast path, exact accounting, and the choice of the partition."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bytes(bytes):
     __slots__ = ()
 
 
-# -- what is fast ---------------------------------------------------------------------------------
+# -- the fast path --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_roll_without_a_batch_counts_nothing() -> None:
 
 
 def test_headers_changed_by_someone_else_while_a_batch_is_rolled_do_no_harm() -> None:
-    """Opening a batch may compress the previous one, during which other threads run."""
+    """Opening a batch may compress the previous batch. Other threads run during the compression."""
     harness = idle_harness()
     headers: list[tuple[str, bytes | None]] = [("h", b"x")]
 
@@ -263,7 +263,7 @@ def test_headers_changed_by_someone_else_while_a_batch_is_rolled_do_no_harm() ->
 # -- partitions -----------------------------------------------------------------------------------
 
 JAVA_MURMUR2 = {
-    # org.apache.kafka.common.utils.UtilsTest.testMurmur2
+    # Values of org.apache.kafka.common.utils.UtilsTest.testMurmur2.
     b"21": -973932308,
     b"foobar": -790332482,
     b"a-little-bit-long-string": -985981536,
@@ -438,7 +438,7 @@ def test_submit_without_memory_for_its_awaitable_appends_no_record() -> None:
     testcapi = pytest.importorskip("_testcapi")
     harness = idle_harness()
     submit: Any = harness.appender.submit
-    made = [submit("t", b"v", partition=0) for _ in range(1_100)]  # more than are kept for reuse
+    made = [submit("t", b"v", partition=0) for _ in range(1_100)]  # more than the free list holds
     failed = 0
     for start in range(10):
         before = harness.core.count
@@ -470,7 +470,7 @@ async def test_admission_can_be_closed_and_thrown_into() -> None:
 
 @on_both_loops
 async def test_submitting_task_waits_for_its_turn_when_its_slice_is_over() -> None:
-    harness = CoreHarness(slice_length=-1.0)  # over before it begins
+    harness = CoreHarness(slice_length=-1.0)  # the slice ends before it begins
     with PassCount() as counted:
         for _ in range(66 + 10 * 257):
             await harness.appender.submit("t", b"v")
@@ -517,7 +517,7 @@ async def test_pass_whose_time_is_over_lets_light_tasks_through() -> None:
             passes[-1].append(name)
             assert isinstance(await harness.appender.submit("t", b"v"), Delivery)
 
-    tasks = [asyncio.ensure_future(user("first", 64))]  # the clock is looked at with the 64th
+    tasks = [asyncio.ensure_future(user("first", 64))]  # the 64th record reads the clock
     tasks += [asyncio.ensure_future(user(f"light {n}", 1)) for n in range(300)]
     tasks += [asyncio.ensure_future(user("greedy", 6))]
     while not all(task.done() for task in tasks):

@@ -1,6 +1,9 @@
-"""The compiled core: encoded bytes against a plain encoder and other clients' readers, the life of
-a batch, and the awaitable handle on asyncio and uvloop. Only public names are used; nothing of a
-compiled class can be patched anyway."""
+"""The compiled core: encoded bytes, the states of a batch, and the awaitable handle on asyncio and
+uvloop.
+
+A plain encoder and the readers of other clients check the bytes. The tests use public names only,
+because members of compiled classes cannot be patched.
+"""
 
 from __future__ import annotations
 
@@ -142,8 +145,8 @@ def test_finished_batch_of_nothing_is_empty() -> None:
 
 
 def test_memory_error_leaves_what_is_in_the_batch() -> None:
-    """In a separate process, because the limit of the address space applies to the whole
-    process."""
+    """The test runs in a separate process, because a limit of the address space applies to the
+    whole process."""
     code = """
         import resource
         from tests.core.core_harness import idle_harness
@@ -182,7 +185,7 @@ def test_memory_error_leaves_what_is_in_the_batch() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
 
 
-# -- room -----------------------------------------------------------------------------------------
+# -- free space in a batch ------------------------------------------------------------------------
 
 
 def test_first_record_of_any_size_has_room() -> None:
@@ -224,7 +227,7 @@ def test_sealed_or_finished_batch_has_no_room() -> None:
     assert not core.fits(1)
 
 
-# -- withdrawing ----------------------------------------------------------------------------------
+# -- withdrawal -----------------------------------------------------------------------------------
 
 
 @given(plain=records(size=8), data=st.data())
@@ -308,7 +311,7 @@ def test_record_errors_belong_to_positions_among_the_sent_records() -> None:
 
 
 def run_calls(harness: CoreHarness) -> None:
-    """Run what was scheduled on an `IdleLoop`."""
+    """Run the callbacks that are scheduled on an `IdleLoop`."""
     loop = cast(IdleLoop, harness.loop)
     calls, loop.calls = loop.calls, []
     for call in calls:
@@ -353,8 +356,8 @@ def test_parts_hold_all_records_in_order_within_the_limit(
         indices = left[position : position + part.count]
         kept = [plain[index] for index in indices]
         where.update((index, (number, i)) for i, index in enumerate(indices))
-        # The timestamp deltas now refer to the first record of the part, and may take a few bytes
-        # more.
+        # The timestamp deltas now refer to the first record of the part, so they may need a few
+        # bytes more.
         assert part.size <= limit + 9 * part.count or part.count == 1
         assert part.base_timestamp == kept[0].timestamp
         assert part.max_timestamp == max(record.timestamp for record in kept)
@@ -767,7 +770,7 @@ def test_callback_that_ends_the_process_leaves_the_others_to_the_next_pass(
     with pytest.raises(ending):
         loop.run_until_complete(asyncio.sleep(1))
     deliveries = task.result()
-    if kind == "asyncio":  # uvloop ends the iteration before it raises
+    if kind == "asyncio":  # uvloop finishes the iteration before it raises
         assert seen == deliveries[:1]
     loop.run_until_complete(asyncio.sleep(0))
     assert seen == deliveries
@@ -792,7 +795,7 @@ async def test_callbacks_keep_their_place_among_others_of_the_loop() -> None:
 
 
 class FailingLoop(IdleLoop):
-    """A loop whose `call_soon` fails as often as `failures` says."""
+    """A loop whose first `failures` calls of `call_soon` raise the given error."""
 
     def __init__(self, error: type[BaseException], failures: int) -> None:
         super().__init__()
@@ -814,7 +817,8 @@ class FailingLoop(IdleLoop):
 def test_batch_is_settled_although_call_soon_fails(
     error: type[BaseException], failures: int
 ) -> None:
-    """After one failure nothing is lost. After two, only that waiter is."""
+    """After one failure all callbacks are called. After two failures only this handle's callback is
+    lost."""
     loop = FailingLoop(error, 0)
     harness = CoreHarness(loop=loop)  # type: ignore[arg-type]
     delivery = harness.append()
@@ -830,7 +834,7 @@ def test_batch_is_settled_although_call_soon_fails(
 
 
 def test_nested_run_of_the_loop_sees_the_rest_of_the_batch() -> None:
-    """A callback runs the loop, as nest_asyncio does in notebooks."""
+    """A callback runs an iteration of the event loop, as nest_asyncio does in notebooks."""
     seen: list[str] = []
 
     async def main() -> None:
@@ -882,7 +886,7 @@ async def test_callback_of_a_withdrawn_record_runs() -> None:
     assert seen == [delivery]
 
 
-# -- awaiting, as tasks do ------------------------------------------------------------------------
+# -- handles awaited by tasks ---------------------------------------------------------------------
 
 
 async def _await(delivery: Delivery) -> RecordMetadata:
@@ -1120,7 +1124,7 @@ async def test_interrupted_withdrawal_wakes_those_who_wait_and_says_what_became_
 
     class Owner:
         def on_emptied(self) -> None:
-            raise Interrupted  # as a signal handler may in the accumulator
+            raise Interrupted  # a signal handler may raise in the accumulator
 
     harness = CoreHarness()
     told: list[object] = []

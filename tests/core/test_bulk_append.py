@@ -1,5 +1,5 @@
-"""Columns, rows and iterables of records, compared with single records. Columns are C arrays
-inside: bounds are tested."""
+"""Bulk appends of columns, rows and iterables of records, compared with appends of single records.
+Columns are C arrays internally, so the tests cover their bounds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_column_is_appended_as_its_records_one_by_one(
 def test_column_with_keys_only_is_partitioned_as_its_records_one_by_one(
     first: int, ignore_keys: bool
 ) -> None:
-    """Such a column is appended without decisions, its keys hashed some hundred at a time."""
+    """A column of keys without explicit partitions is appended without a decision per record. A few
+    hundred keys are hashed at a time."""
     harness = idle_harness(7, ignore_keys=ignore_keys)
     harness.sticky = 3
     for partition in range(7):

@@ -65,7 +65,8 @@ def test_trackers_may_take_turns_on_one_batch() -> None:
 
 
 def test_records_of_an_abandoned_tracker_are_unwatched_and_those_of_others_are_not() -> None:
-    """Failures of unwatched records are logged and counted, because their caller was cancelled."""
+    """The failures of unwatched records are logged and counted, because the caller of these records
+    was cancelled."""
     harness = idle_harness()
     given_up, waiting = BulkTracker(), BulkTracker()
     for tracker, count in ((given_up, 2), (waiting, 3)):

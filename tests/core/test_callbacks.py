@@ -1,4 +1,4 @@
-"""Callbacks of handles: their contexts, their order, and callbacks that interfere with others."""
+"""Callbacks of handles: their contexts, their order, and callbacks that affect other callbacks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.core.core_harness import CoreHarness, idle_harness, on_both_loops
 
 VARIABLES: list[ContextVar[object]] = [ContextVar(f"variable {n}", default=None) for n in range(2)]
 EQUAL = [1, True, 1.0]
-"""Equal values that are different objects: contexts with them are equal to each other, too."""
+"""Equal values that are different objects. Contexts that hold them compare equal, too."""
 
 
-# -- contexts: a program of registrations and settings, for handles and for asyncio's futures -----
+# -- contexts: a random program of registrations and settings, run with handles and with futures --
 
 _actions = st.lists(
     st.one_of(
@@ -38,7 +38,8 @@ _actions = st.lists(
 
 
 def _play(actions: list[tuple[str, int, Any]], futures: list[Any], settle: Any) -> list[object]:
-    """What the callbacks have seen. Each reads both variables, and may set one."""
+    """Run the actions and return what each callback observed. A callback reads both variables and
+    may set one."""
     loop = futures[0].get_loop()
     seen: list[object] = []
     given_contexts = [contextvars.copy_context(), contextvars.copy_context()]
@@ -192,7 +193,7 @@ async def test_context_that_is_entered_already_is_reported_and_the_others_run() 
     await asyncio.sleep(0)
     assert (seen, told) == (deliveries, [])
 
-    # A callback that runs the others while their common context is entered.
+    # The first callback runs the other callbacks while their common context is entered.
     harness = CoreHarness()
     run_once = getattr(loop, "_run_once", None)
     first, second, third = harness.deliveries(3)
@@ -211,7 +212,7 @@ async def test_context_that_is_entered_already_is_reported_and_the_others_run() 
     loop.set_exception_handler(handler)
 
 
-# -- order, and callbacks that interfere ----------------------------------------------------------
+# -- order, and callbacks that affect other callbacks ---------------------------------------------
 
 
 @on_both_loops
@@ -235,7 +236,7 @@ async def test_several_callbacks_of_one_handle_run_in_the_order_of_their_registr
 async def test_callback_may_cancel_and_remove_and_add_without_effect_on_those_that_are_due() -> (
     None
 ):
-    """All of them are scheduled by then, as with futures."""
+    """As with futures, all due callbacks are already scheduled when the first one runs."""
     harness = CoreHarness()
     deliveries = harness.deliveries(4)
     seen: list[Delivery] = []
@@ -335,7 +336,7 @@ async def test_callbacks_follow_their_records_through_a_split() -> None:
 
 
 class Meddler:
-    """A callback whose comparison does something."""
+    """A callback whose comparison has a side effect."""
 
     def __init__(self, meddle: Callable[[], object]) -> None:
         self.meddle: Callable[[], object] = meddle
@@ -399,7 +400,8 @@ async def test_removed_callbacks_can_be_registered_again() -> None:
 
 
 def test_interrupting_callback_leaves_the_further_ones_of_its_handle() -> None:
-    """KeyboardInterrupt reaches the loop; here the callbacks are called without one."""
+    """KeyboardInterrupt propagates to the event loop. This test has no running loop and calls the
+    scheduled callbacks itself."""
     harness = idle_harness()
     seen: list[str] = []
 

@@ -1,4 +1,5 @@
-"""Extension types made without their constructors are refused, or harmless in every method."""
+"""Extension types that are created without their constructors are rejected, or safe in every
+method."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ MODULES = [
 @pytest.mark.matrix
 @pytest.mark.parametrize("module", MODULES)
 def test_object_made_by_new_alone_crashes_in_no_method(module: str) -> None:
-    """In a separate process: the failure would be a segmentation fault."""
+    """The test runs in a separate process, because a failure is a segmentation fault."""
     script = f"""
         import asyncio, faulthandler, importlib, inspect
         faulthandler.enable()

@@ -1,4 +1,4 @@
-"""`send(timeout=...)`: shared timers, and what the error says about the record."""
+"""`send(timeout=...)`: shared timers, and what the error states about the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.core.core_harness import CoreHarness
 from tests.virtual_time import in_virtual_time
 
 LATE = 1 / 128
-"""Part of the timeout by which a wait may end too late."""
+"""Fraction of the timeout by which a wait may end too late."""
 
 
 def _no_check(timeout: Any) -> None:
@@ -129,7 +129,7 @@ async def test_owner_that_raises_leaves_the_other_deadlines_to_the_next_pass() -
 
 @pytest.mark.parametrize("timeout", [5e-324, 1e-310, 1e-30, 1e-9])
 def test_wait_with_the_smallest_timeouts_ends_as_withdrawn(timeout: float) -> None:
-    """A step of such a timeout is zero, or too small to divide a deadline by it."""
+    """The timer step for such a timeout is zero, or too small to be a divisor of a deadline."""
 
     async def main() -> None:
         cluster = FakeCluster(default_partitions=1)
@@ -204,7 +204,7 @@ def _producer(cluster: FakeCluster, **options: Any) -> Producer[Any, Any]:
 def test_cancellation_together_with_the_timeout_comes_first(
     in_cleanup: bool, cancelled: bool
 ) -> None:
-    """That holds also for a task that was cancelled earlier and sends in its cleanup."""
+    """This is also true for a task that was cancelled earlier and sends during its cleanup."""
     ended: list[BaseException] = []
 
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_cancellation_together_with_the_timeout_comes_first(
             owner = core.owner
 
             class Emptied:
-                """Called within the expiry, before the task wakes."""
+                """Cancels the task during the expiry, before the task is woken."""
 
                 def on_emptied(self) -> None:
                     owner.on_emptied()

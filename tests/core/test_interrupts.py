@@ -1,7 +1,7 @@
-"""Exceptions of signal handlers, and MemoryError, within calls; see `tests.interrupts`.
+"""Exceptions of signal handlers, and MemoryError, within calls. See `tests.interrupts`.
 
-The suite takes a sample; `python -m tests.interrupts` takes a million bytecodes at random, with
-`--every` each one of a few calls.
+These tests cover a sample of bytecodes. `python -m tests.interrupts` covers a million random
+bytecodes, and with `--every` each bytecode of a few calls.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def test_exceptions_in_many_calls_at_once_lose_no_record(seed: int, alarm: bool)
 
 
 def test_aimed_exceptions_reach_every_bytecode() -> None:
-    """`Survey` numbers the bytecodes that `Injector` counts, and `Aimed` raises before each of
-    them, also in generators that are entered several times."""
+    """`Survey` numbers the bytecodes that `Injector` counts. `Aimed` raises before each of them,
+    also in generators that are entered several times."""
     survey, counted = Survey(), Injector(0)
     survey.call(asyncio_names)
     counted.call(asyncio_names)
@@ -118,7 +118,7 @@ def test_aimed_exceptions_reach_every_bytecode() -> None:
 
 
 def asyncio_names() -> None:
-    """Calls a generator of a module that is not of the tests."""
+    """Call functions of modules outside the tests, including a generator."""
     list(itertools.islice(types.DynamicClassAttribute.__mro__, 1))
     list(asyncio.sleep(0).__await__())
     inspect.unwrap(textwrap.indent)
@@ -128,7 +128,7 @@ def asyncio_names() -> None:
 def test_batch_opened_before_the_sender_knows_is_found_and_narrowed_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The defect that interrupted calls had at first: what is appended to such a batch later is
+    """The original defect of interrupted calls: records that are later appended to such a batch are
     never sent."""
 
     def open_first(self: RecordAccumulator, queue: Any) -> bool:
@@ -144,13 +144,14 @@ def test_batch_opened_before_the_sender_knows_is_found_and_narrowed_down(
         self._wakeup()
         return done
 
-    # Functions of tests are not interrupted.
+    # The injector does not interrupt functions of tests, so the function gets the globals of
+    # `accumulator`.
     interrupted = types.FunctionType(open_first.__code__, vars(accumulator))
     monkeypatch.setattr(RecordAccumulator, "_open", interrupted)
     with pytest.raises(Exception, match=r"no outcome|overlooked by the sender") as found:
-        draw_rounds(60)  # ends with the first that finds it
+        draw_rounds(60)  # ends with the first seed that finds the defect
     with contextlib.suppress(AssertionError):
-        check_passes()  # forgets what this test made
+        check_passes()  # discards the failures that this test provoked
     suffice = re.match(r"(\d+) exceptions suffice", found.value.__notes__[-1])
     assert suffice is not None
     assert int(suffice[1]) < 20, "of 180"
@@ -162,7 +163,7 @@ def draw_rounds(count: int) -> None:
 
 
 class Within(Injector):
-    """Counts and raises in the activations of one function only."""
+    """Counts and raises in calls of one function only."""
 
     def __init__(self, function: Any, target: int, kind: type[BaseException]) -> None:
         super().__init__(target, kind)
@@ -173,7 +174,7 @@ class Within(Injector):
 
 
 async def asynchronous(data: bytes) -> bytes:
-    """A serializer for which bulk calls append each record by the slow path."""
+    """A serializer with which bulk calls append each record on the slow path."""
     return data
 
 
@@ -188,8 +189,8 @@ async def asynchronous(data: bytes) -> bytes:
 def test_exception_while_a_record_of_a_bulk_call_is_noted_counts_it_once(
     function: Any, kind: type[BaseException]
 ) -> None:
-    """Once as submitted or once as refused: otherwise the record after it is left out, and later
-    ones get each other's outcomes."""
+    """The record counts once, as submitted or as rejected. Otherwise the next record is skipped,
+    and later records get each other's outcomes."""
     raised = 0
 
     async def main() -> None:
@@ -219,8 +220,8 @@ def test_exception_while_a_record_of_a_bulk_call_is_noted_counts_it_once(
 def test_exception_in_the_settlement_ends_the_producer_definitely(
     where: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal handler that raises in a callback of the loop: nothing is left without an outcome,
-    and `health` says so."""
+    """A signal handler raises in a callback of the event loop. Every record still gets an outcome,
+    and `health` reports the failure."""
     raised: list[str] = []
 
     async def main() -> None:
@@ -261,7 +262,7 @@ def test_exception_in_the_settlement_ends_the_producer_definitely(
 
 
 def test_batch_that_an_interrupted_callback_lost_expires() -> None:
-    """The batch is neither in flight nor queued; nevertheless its deadline ends it, with outcome
+    """The batch is neither in flight nor queued. It still expires at its deadline, with outcome
     UNKNOWN."""
 
     async def main() -> None:
@@ -285,7 +286,7 @@ def test_batch_that_an_interrupted_callback_lost_expires() -> None:
 
 @pytest.mark.parametrize("target", [0, 1], ids=["counts", "raises"])
 def test_injector_leaves_the_tracer_that_was_there(target: int) -> None:
-    """Otherwise coverage would measure nothing more in the process."""
+    """If the injector removed the tracer, coverage would measure nothing more in this process."""
 
     def tracer(frame: object, event: str, argument: object) -> None:
         return None

@@ -1,4 +1,4 @@
-"""`MemoryBudget` and `Reservation` alone; their accounting is tested in tests/engine/buffer."""
+"""`MemoryBudget` and `Reservation` by themselves. tests/engine/buffer tests their accounting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def test_budget_checks_its_limit() -> None:
 
 
 def test_reservation_is_never_without_a_budget() -> None:
-    """Without a budget, the methods of a reservation would write past the end of None, without a
-    crash."""
+    """Without a budget, the methods of a reservation would silently write past the end of the None
+    object."""
 
     class Own(Reservation):
         def __init__(self) -> None: ...

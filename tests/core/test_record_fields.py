@@ -1,4 +1,4 @@
-"""The bound of a record's size; the hash of keys is in test_append.py and tests/foundation."""
+"""The upper bound of a record's size. test_append.py and tests/foundation test the hash of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records sent from within the opening of a batch: by finalizers, which the garbage collector runs
+"""Records sent while a batch is being opened: by finalizers, which the garbage collector may run
 anywhere, by serializers, and by logging handlers."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.interrupts.scenes import TOPIC, InterruptHarness
 
 
 class Leaked:
-    """A cycle whose finalizer sends."""
+    """A reference cycle whose finalizer sends records."""
 
     harness: InterruptHarness | None = None
     sizes = (700, 700, 700)
@@ -35,11 +35,11 @@ class Leaked:
         harness = Leaked.harness
         if harness is None:
             return
-        Leaked.harness = None  # one at a time
+        Leaked.harness = None  # one finalizer at a time
         try:
             for size in Leaked.sizes:
                 Leaked.sent += 1
-                with contextlib.suppress(KafkaError):  # no room
+                with contextlib.suppress(KafkaError):  # the buffer may be full
                     harness.try_submit(Injector(0), size, partition=Leaked.sent % 2)
         finally:
             Leaked.harness = harness
@@ -83,7 +83,8 @@ def test_finalizers_that_send_lose_no_record_of_either(threshold: int) -> None:
 
 
 def test_finalizer_that_uses_up_the_batch_being_opened_is_no_crash() -> None:
-    """In a separate process: the batch that the outer call gets is no longer open."""
+    """The batch that the outer call receives is no longer open. The test runs in a separate
+    process, because a failure is a crash."""
     script = """
         import asyncio, gc, random
         from tests.interrupts.scenes import InterruptHarness

@@ -1,4 +1,4 @@
-"""`PartitionSlot` and `TopicSlot` alone; their accounting is tested in tests/engine/buffer."""
+"""`PartitionSlot` and `TopicSlot` by themselves. tests/engine/buffer tests their accounting."""
 
 from __future__ import annotations
 

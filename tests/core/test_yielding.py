@@ -1,4 +1,5 @@
-"""Which tasks continue in which iteration of the event loop."""
+"""The order in which waiting tasks continue, and the iteration of the event loop in which each
+continues."""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ def turns() -> YieldQueue:
 
 
 def awaitable(place: asyncio.Future[None]) -> Awaitable[None]:
-    """A place is for an iterator to yield; a future marks itself when it is awaited."""
+    """Make the place awaitable.
+
+    A place is meant to be yielded by an iterator. A future sets this attribute when it is awaited.
+    """
     place._asyncio_future_blocking = False
     return place
 
 
 async def released(line: YieldQueue, places: list[asyncio.Future[None]], passes: int) -> list[int]:
-    """How many continued in each iteration."""
+    """Return the number of tasks that continued in each iteration."""
     sizes, done = [], sum(place.done() for place in places)
     for _ in range(passes):
         await asyncio.sleep(0)
@@ -63,7 +67,7 @@ async def test_group_grows_while_passes_are_short() -> None:
 
 
 class SlowLoop:
-    """Runs what is scheduled on request; every iteration takes the given time."""
+    """A loop that runs scheduled callbacks on request. Every iteration takes the given time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -84,8 +88,8 @@ class SlowLoop:
         return self.places[-1]
 
     def run(self, seconds: float, others: float = 0.0) -> int:
-        """Run one iteration and return how many tasks continued. The group takes `seconds`; what
-        follows it takes `others`."""
+        """Run one iteration and return how many tasks continued. Each callback of the group takes
+        `seconds`; the callbacks after the group take `others` in total."""
         before = sum(place.done() for place in self.places)
         scheduled, self.scheduled = self.scheduled, []
         for callback in scheduled:

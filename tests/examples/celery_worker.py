@@ -1,4 +1,4 @@
-"""The Celery example with a broker in the file system, which needs no server."""
+"""The Celery example with a file system broker, which needs no server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the web examples under real servers, sends requests to them, and ends them with SIGTERM."""
+"""Run the web examples under real servers, send requests to them, and end them with SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ RATE: Final = 500
 """Requests per second."""
 
 DRAIN_S: Final = 1.0
-"""Limit of the drain without brokers."""
+"""Time limit of the drain without brokers, in seconds."""
 
 ACCEPTED: Final = 20
-"""Records that a service accepts without brokers."""
+"""Number of records that a service accepts without brokers."""
 
 COUNT: Final = r"(\d+) (delivered|not sent|rejected|unknown)"
 
 
 @dataclass(frozen=True)
 class Server:
-    """A way to run an example.
+    """A command that serves an example.
 
     Attributes:
-        command: the arguments of the interpreter; PORT stands for the port.
-        topic: that of the example.
+        command: the arguments of the interpreter; PORT is replaced by the port.
+        topic: the topic that the example writes to.
     """
 
     command: tuple[str, ...]
@@ -90,22 +90,22 @@ SERVERS: Final = {
 
 @dataclass
 class Traffic:
-    """What became of the requests: the keys of their records, by status; 0 is no response."""
+    """Keys of the sent records, grouped by HTTP status. Status 0 means that no response arrived."""
 
     keys: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def stored(self) -> list[str]:
-        """The keys of the requests that were answered 201."""
+        """Keys of the requests that were answered with status 201."""
         return self.keys.get(201, [])
 
     def note(self, key: str, status: int) -> None:
-        """A request ended."""
+        """Record the status of a finished request."""
         self.keys.setdefault(status, []).append(key)
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nothing listens on."""
+    """Return a port of the loopback interface on which no process listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -130,7 +130,7 @@ class Running:
         )  # fmt: skip
 
     def output(self) -> str:
-        """All that the process has written."""
+        """Return all output of the process."""
         self._output.seek(0)
         return self._output.read()
 
@@ -146,14 +146,14 @@ class Running:
                 await asyncio.sleep(0.05)
 
     async def ended(self) -> float:
-        """Send SIGTERM; the seconds until the process has ended."""
+        """Send SIGTERM and return the seconds until the process exits."""
         start = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(self.process.wait, HANG_S)
         return time.monotonic() - start
 
     def kill(self) -> None:
-        """End all processes of the server, if a test has failed."""
+        """Kill all processes of the server that still run, as after a failed test."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -162,7 +162,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(name: str, bootstrap: str, *, drain_s: float = 15.0) -> Iterator[Running]:
-    """A server of `SERVERS` as a context manager."""
+    """Start a server of `SERVERS`, and kill it at the end of the block."""
     server = Running(SERVERS[name], bootstrap, drain_s)
     try:
         yield server
@@ -173,7 +173,7 @@ def running(name: str, bootstrap: str, *, drain_s: float = 15.0) -> Iterator[Run
 async def post(
     session: aiohttp.ClientSession, server: Running, path: str, key: str, traffic: Traffic
 ) -> None:
-    """Send one request and note how it ended."""
+    """Send one request and record its status."""
     try:
         async with session.post(f"{server.url}/{path}/{key}", json={"key": key}) as answer:
             await answer.read()
@@ -185,10 +185,11 @@ async def post(
 async def end_under_load(
     server: Running, prefix: str, *, paths: tuple[str, ...] = ("events",), seconds: float = 1.0
 ) -> tuple[Traffic, float]:
-    """Send 500 requests per second, and SIGTERM in the middle; continue until the process ends.
+    """Send 500 requests per second, send SIGTERM after `seconds`, and continue until the process
+    exits.
 
     Returns:
-        What became of the requests, and the seconds from the signal to the end of the process.
+        The recorded requests, and the seconds from SIGTERM to the exit of the process.
     """
     traffic = Traffic()
     requests: set[asyncio.Task[None]] = set()
@@ -217,7 +218,8 @@ async def end_under_load(
 
 
 def reported(output: str) -> dict[str, int]:
-    """The sums of the drain reports in a log: records by outcome, over all topics and workers."""
+    """Return the sums of the drain reports in a log: records by outcome, over all topics and
+    workers."""
     found: dict[str, int] = {}
     for line in output.splitlines():
         if ": closed, " in line:
@@ -227,7 +229,7 @@ def reported(output: str) -> dict[str, int]:
 
 
 def counts(log: Iterable[Any], keys: list[str]) -> dict[str, int]:
-    """How often each key is in the log."""
+    """Return how often each key is in the log."""
     found = dict.fromkeys(keys, 0)
     for _, _, key, _ in log:
         name = (key or b"").decode()
@@ -237,7 +239,10 @@ def counts(log: Iterable[Any], keys: list[str]) -> dict[str, int]:
 
 
 def check_exactly_once(cluster: MockCluster, name: str, prefix: str, seconds: float) -> int:
-    """One run; the number of requests that were answered 201."""
+    """Run a server once, and return the number of requests that were answered with status 201.
+
+    Each of their records must be in the log exactly once.
+    """
     with_threads = "examples.fastapi_app:app" in SERVERS[name].command
     paths = ("events", "sync-events") if with_threads else ("events",)
     with running(name, cluster.bootstrap_servers) as server:
@@ -253,15 +258,15 @@ def check_exactly_once(cluster: MockCluster, name: str, prefix: str, seconds: fl
 
 
 def state_of(pid: int) -> str:
-    """The state of a process as the kernel names it; "T" is stopped."""
+    """Return the kernel's letter for the state of a process, for example "T" for stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextlib.contextmanager
 def kept_ports(bootstrap_servers: str) -> Iterator[None]:
-    """Keep the ports of a cluster that was killed bound; connections to them are refused.
+    """Keep the ports of a killed cluster bound. Connections to them are refused.
 
-    Otherwise the brokers of another test that runs at the same time can get one of the ports.
+    Without this, the brokers of a test that runs at the same time could get one of the ports.
     """
     with contextlib.ExitStack() as stack:
         for address in bootstrap_servers.split(","):
@@ -274,10 +279,10 @@ def kept_ports(bootstrap_servers: str) -> Iterator[None]:
 
 
 async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Traffic, float, str]:
-    """Let a service accept records, make the brokers fail, and end the service.
+    """Make a service accept records, make the brokers fail, and end the service.
 
     Returns:
-        The requests, the seconds from SIGTERM to the end of the process, and its output.
+        The recorded requests, the seconds from SIGTERM to the exit of the process, and its output.
     """
     traffic = Traffic()
     process = cluster._process
@@ -289,7 +294,8 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
     ):
         async with aiohttp.ClientSession() as session:
             await server.ready(session)
-            # Every worker knows the topic, so that it accepts records without the brokers.
+            # After these requests every worker has the topic's metadata, so it accepts records
+            # without brokers.
             for number in range(40):
                 await post(session, server, "events", f"first-{number}", Traffic())
             if how == "frozen":
@@ -309,10 +315,11 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
 
 
 def check_bounded(name: str, how: str, limit: float) -> float:
-    """The process ends within `limit` seconds, and its report includes every record.
+    """Check that the process exits within `limit` seconds and that its report includes every
+    record.
 
     Returns:
-        The seconds from SIGTERM to the end of the process.
+        The seconds from SIGTERM to the exit of the process.
     """
     with MockCluster() as cluster:
         try:

@@ -1,4 +1,4 @@
-"""Every example runs, against the mock cluster, and does what it says."""
+"""Every example runs against the mock cluster and has the documented effect."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from tests.integration.checker import read_topic
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    """Separate brokers for each test, so that topics are empty at first; the web applications find
-    them by name."""
+    """Start separate brokers for each test, so that topics are empty at first. The web applications
+    read the address from the environment."""
     with MockCluster() as brokers:
         monkeypatch.setenv("KAFKA_BOOTSTRAP", brokers.bootstrap_servers)
         yield brokers
 
 
 def stored(cluster: MockCluster, topic: str) -> dict[tuple[Any, Any], tuple[Any, Any]]:
-    """(partition, offset) → (key, value) by an independent client."""
+    """Read the topic with an independent client. Return a map from (partition, offset) to (key,
+    value)."""
     records = read_topic(cluster.bootstrap_servers, topic)
     return {(partition, offset): (key, value) for partition, offset, key, value in records}
 
@@ -101,15 +102,16 @@ def test_aiohttp_app_answers_with_the_place_of_the_click(cluster: MockCluster) -
 
 
 TOO_LARGE = json.dumps("x" * 1_048_560).encode()
-"""The frameworks accept it, but with a key and lengths it exceeds max_request_size."""
+"""The frameworks accept this body, but with its key and lengths the record exceeds
+max_request_size."""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Litestar 2.25 prepares for 3.0
 @pytest.mark.parametrize("name", ["starlette", "litestar", "quart", "django"])
 def test_other_apps_answer_by_the_same_table(cluster: MockCluster, name: str) -> None:
     module = importlib.import_module(f"examples.{name}_app")
-    if name != "django":  # configured once per process
-        module = importlib.reload(module)  # with the address of these brokers
+    if name != "django":  # Django is configured once per process
+        module = importlib.reload(module)  # reads the address of these brokers
     app = module.asgi if name == "django" else module.app
     lifespan: Any = {
         "starlette": lambda: app.router.lifespan_context(app),
@@ -123,7 +125,7 @@ def test_other_apps_answer_by_the_same_table(cluster: MockCluster, name: str) ->
         async with lifespan() as state:
 
             async def served(scope: Any, receive: Any, send: Any) -> None:
-                if isinstance(state, dict):  # a server passes it to Starlette
+                if isinstance(state, dict):  # a server passes a dict to Starlette
                     scope["state"] = dict(state)
                 await app(scope, receive, send)
 

@@ -36,7 +36,7 @@ TICK = 0.25
 
 
 def play(main: Callable[[FakeCluster], Coroutine[Any, Any, None]]) -> None:
-    """`main(cluster)` in virtual time, with one broker and topic "t" of one partition."""
+    """Run `main(cluster)` in virtual time, with one broker and topic "t" of one partition."""
 
     async def start() -> None:
         cluster = FakeCluster(1)
@@ -545,7 +545,7 @@ def test_run_third_signal_kills() -> None:
 
 
 def run_script(body: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with a fake cluster on the loop of the producer."""
+    """Run a script with a fake cluster on the producer's event loop, in a separate process."""
     prelude = """
     import asyncio, os, signal
     from aiokprod import Producer

@@ -1,4 +1,4 @@
-"""Headers in all accepted forms, and those that are rejected."""
+"""Headers in all accepted forms, and rejected headers."""
 
 from __future__ import annotations
 

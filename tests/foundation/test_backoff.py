@@ -8,7 +8,7 @@ from aiokprod._backoff import ExponentialBackoff
 
 
 class Extreme(random.Random):
-    """Always the lower or the upper end of the jitter."""
+    """Always returns the lower or the upper end of the range."""
 
     def __init__(self, upper: bool) -> None:
         super().__init__(0)
@@ -32,7 +32,8 @@ def test_backoff_doubles_with_twenty_percent_of_jitter_up_to_the_maximum(
 
 @pytest.mark.parametrize("failures", [4, 10, 10**9])
 def test_backoff_at_its_maximum_is_jittered_as_in_java(failures: int) -> None:
-    """Java 4.3.1, `new ExponentialBackoff(50, 2, 1000, 0.2)`: 800 to 1,000, half of it at 1,000."""
+    """Java 4.3.1, `new ExponentialBackoff(50, 2, 1000, 0.2)`: from 800 to 1,000 ms, half of the
+    values equal to 1,000 ms."""
     rng = random.Random(1)
     pauses = [ExponentialBackoff(0.1, 1.0).after(failures, rng) for _ in range(2000)]
     assert 0.8 <= min(pauses) < 0.81

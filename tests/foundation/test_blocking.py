@@ -1,4 +1,4 @@
-"""`Blocking`, in real time: threads, the exit of the interpreter, forks."""
+"""`Blocking` in real time: threads, the exit of the interpreter, and forks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def blocking(cluster: FakeCluster, **options: Any) -> Blocking[Any, Any]:
 
 
 def on_loop(producer: Blocking[Any, Any], function: Any, *arguments: Any) -> Any:
-    """Call a function of the cluster on the loop of the producer, which is also the cluster's."""
+    """Call a function of the cluster on the event loop that the producer and the cluster share."""
 
     async def call(_: Producer[Any, Any]) -> Any:
         return function(*arguments)
@@ -391,7 +391,8 @@ def test_close_delivers_what_is_in_the_queue_and_reports_it(cluster: FakeCluster
 
     async def hold(_: Producer[Any, Any]) -> None:
         started.set()
-        closing.wait(HANG_S)  # stops the loop: nothing is delivered before `close` is called
+        # Blocks the event loop, so nothing is delivered before `close` is called.
+        closing.wait(HANG_S)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         holding = pool.submit(producer.call, hold)
@@ -756,7 +757,7 @@ def test_child_process_has_its_own_thread_and_loses_nothing(
 
 
 def in_child(function: Any) -> int:
-    """The exit code of a forked child that calls the function."""
+    """Call the function in a forked child, and return the exit code of the child."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -74,5 +74,5 @@ def test_snapshot_cannot_be_changed_by_those_who_read_it() -> None:
         with pytest.raises(TypeError):
             mapping["x"] = 1  # type: ignore[index]
     assert snapshot.nodes == nodes
-    # The next snapshot takes an unchanged view over as it is.
+    # The next snapshot shares an unchanged view instead of copying it.
     assert ClusterSnapshot(nodes=snapshot.nodes).nodes is snapshot.nodes

@@ -24,7 +24,7 @@ def config(**settings: Any) -> ProducerConfig:
     return ProducerConfig(**{"bootstrap_servers": "broker:9092", **settings})
 
 
-# Default, smallest and largest accepted value of every numeric setting.
+# The default, the smallest and the largest accepted value of every numeric setting.
 RANGES = {
     "retries": (INT32, 0, INT32),
     "max_in_flight_requests_per_connection": (5, 1, INT32),
@@ -101,7 +101,7 @@ OTHERS = {
     "sasl_kerberos_keytab": None,
 }
 
-# Settings that make a bound of another one legal.
+# Other settings that a boundary value requires.
 COMPANIONS: dict[tuple[str, int], dict[str, Any]] = {
     ("max_in_flight_requests_per_connection", INT32): {"enable_idempotence": False},
     ("delivery_timeout_ms", 0): {"linger_ms": 0, "request_timeout_ms": 1},
@@ -155,7 +155,8 @@ def test_numeric_setting_refuses_what_is_outside_or_no_int(name: str) -> None:
 
 
 def test_every_codec_with_levels_has_a_setting_for_them() -> None:
-    """`EffectiveSettings.of` and the compatibility layers find the setting by its name."""
+    """`EffectiveSettings.of` and the compatibility layers derive the name of the setting from the
+    codec."""
     fields = [field.name for field in dataclasses.fields(ProducerConfig)]
     found = [name for name in fields if name.startswith("compression_") and name.endswith("_level")]
     assert found == [f"compression_{codec}_level" for codec in LEVELS]
@@ -405,7 +406,7 @@ def test_delivery_timeout_by_default_is_raised_with_a_warning(
         made = config(request_timeout_ms=200_000)
     assert made.delivery_timeout_ms == 200_005
     assert "delivery_timeout_ms is raised" in caplog.text
-    # Still a default: a changed copy may move it again.
+    # The value is still a default, so a changed copy may raise it again.
     again = dataclasses.replace(made, request_timeout_ms=300_000)
     assert again.delivery_timeout_ms == 300_005
 

@@ -1,4 +1,5 @@
-"""Offsets and group metadata of other packages' consumers, recognised by their shape."""
+"""Offsets and group metadata of other packages' consumers, which are recognised by their
+attributes."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
         (
             [
                 SimpleNamespace(topic="t", partition=0, offset=8),
-                SimpleNamespace(topic="t", partition=1, offset=-1001),  # nothing read yet
+                SimpleNamespace(topic="t", partition=1, offset=-1001),  # nothing consumed yet
             ],
             {T0: Offset(8)},
         ),

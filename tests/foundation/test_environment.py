@@ -6,7 +6,7 @@ from aiokprod.environment import Environment, unix_ms
 
 
 class NoDialer:
-    """A dialer that is never called."""
+    """A dialer that must not be called."""
 
 
 def test_environment_defaults_to_the_real_clock_and_fresh_randomness() -> None:

@@ -1,4 +1,4 @@
-"""The error table compared with the protocol's, and properties of every exception."""
+"""The error table compared with the protocol's table, and properties of every exception."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from aiokprod.errors import (
 )
 from tests.reference.error_codes import RETRIED_UNLIKE_IN_JAVA
 
-# Columns 1 to 4 are what `org.apache.kafka.common.protocol.Errors` of Kafka 4.3.1 contains: number,
+# Columns 1 to 4 are taken from `org.apache.kafka.common.protocol.Errors` of Kafka 4.3.1: number,
 # name, whether the exception is a RetriableException (R), and whether it is an
-# InvalidMetadataException (M) or a RefreshRetriableException (C). Column 5: can the records of a
-# Produce request be in the log? "no" only where every broker version checks before it appends. "?"
-# also for codes that no broker answers to Produce: nothing definite follows from them.
+# InvalidMetadataException (M) or a RefreshRetriableException (C). Column 5: after this error for a
+# Produce request, can the records be in the log? "no" only if every broker version checks before it
+# appends. "?" also for codes that brokers do not return for Produce, from which nothing definite
+# follows.
 TABLE = """
 -1 UNKNOWN_SERVER_ERROR - - ?
 0 NONE - - yes
@@ -220,8 +221,8 @@ def test_row_of_a_code_is_the_only_one_and_agrees_with_itself(code: Code) -> Non
     assert pickle.loads(pickle.dumps(row)) is row
     assert copy.deepcopy(row) is row
     assert {row: code}[error_code(code)] is code
-    # What ends the idempotent producer ends a transactional one, and nothing that ends a producer
-    # is repeated.
+    # An error that is fatal for an idempotent producer is fatal for a transactional producer, too.
+    # A fatal error is never retriable.
     assert row.fatal_transactional >= row.fatal_idempotent
     assert not (row.retriable and (row.fatal_transactional or row.fails_topic or row.too_large))
     assert row.retriable >= (row.refresh_metadata or row.refresh_coordinator)
@@ -294,7 +295,7 @@ def fields(error: KafkaError) -> list[Any]:
 
 
 class OrderRefused(RecordRejected):
-    """A user's subclass: its arguments differ, and it has attributes of its own."""
+    """A user's subclass with other arguments and additional attributes."""
 
     def __init__(self, order: int, *, customer: str) -> None:
         super().__init__(f"order {order}", outcome=Outcome.NOT_SENT, retriable=True)
@@ -303,7 +304,7 @@ class OrderRefused(RecordRejected):
 
 
 def made(cls: type[KafkaError]) -> KafkaError:
-    """An error with every kind of context."""
+    """Return an error with a cause, a context, a note, a topic and a partition."""
     try:
         try:
             raise ValueError("context")
@@ -340,7 +341,7 @@ def test_with_changes_what_is_given_and_keeps_the_rest(cls: type[KafkaError]) ->
         assert getattr(changed, name) == value
         others = {other: getattr(error, other) for other in FIELDS if other != name}
         if name == "topic":
-            others["partition"] = None  # of the other topic
+            others["partition"] = None  # the partition belonged to the old topic
         assert {other: getattr(changed, other) for other in others} == others
         assert changed.args == (changed.message,)
     changed = error.with_(**changes)
@@ -395,7 +396,7 @@ def test_pickle_keeps_a_cause_of_this_package_and_drops_others(cls: type[KafkaEr
     assert (type(again.__cause__), str(again.__cause__)) == (ProtocolError, "cause")
     assert again.__suppress_context__ is True
     assert again.__notes__ == ["a note"]
-    error.__cause__ = ValueError(lambda: None)  # does not pickle
+    error.__cause__ = ValueError(lambda: None)  # cannot be pickled
     assert pickle.loads(pickle.dumps(error)).__cause__ is None
     error.__cause__ = error
     again = pickle.loads(pickle.dumps(error))

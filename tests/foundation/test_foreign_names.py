@@ -1,4 +1,5 @@
-"""The tables of other clients' settings: complete for the clients installed here, and usable."""
+"""The tables of other clients' settings: they are complete for the installed clients, and every
+entry leads to a field or to advice."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_a_name_leads_to_a_field_or_to_advice(client: str, name: str) -> None:
     assert field is None or field in FIELDS
     assert name == dotted(name)
     keyword = name.replace(".", "_")
-    if keyword in FIELDS:  # the same name with another meaning
+    if keyword in FIELDS:  # the same name has another meaning
         assert field is None
         return
     if hasattr(inspect.signature(Producer).parameters.get(keyword), "kind"):
@@ -59,7 +60,8 @@ def test_clients_agree_on_the_meaning_of_a_name() -> None:
 
 
 def test_no_name_without_a_counterpart_is_spelled_as_a_field() -> None:
-    """A field that is added later may be the counterpart that the table says is missing."""
+    """A field that is added later may have the meaning of a name that has no counterpart in the
+    table."""
     spelled = {
         name for client, name in ROWS
         if FOREIGN_NAMES[client][name] is None and name.replace(".", "_") in FIELDS

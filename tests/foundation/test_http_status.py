@@ -1,4 +1,4 @@
-"""`aiokprod.app.http_status`: the status, headers and body for every error."""
+"""`aiokprod.app.http_status`: the status, headers and body of the response for every error."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ BY_CLASS = {
     "ProducerFailed": 503,
     "NotReady": 500,
 }
-"""The status for an error of the class with the class's outcome and `retriable`."""
+"""The HTTP status for an error of each class with the default `outcome` and `retriable` of the
+class."""
 
 CLASSES = {
     name: value
@@ -75,7 +76,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "applications.md").read_text(encodi
 
 
 def check_rules(answer: HttpStatus) -> None:
-    """What holds for all responses."""
+    """Check the rules that apply to all responses."""
     assert answer.may_be_in_log == (answer.status == 504) == (answer.outcome is Outcome.UNKNOWN)
     assert answer.may_repeat == (answer.status == 503) == ("Retry-After" in answer.headers)
     assert answer.body == {

@@ -15,7 +15,7 @@ RECORD: Record = ProducerRecord("t", b"secret value")
 
 
 class Adding:
-    """Appends a letter to the topic and notes every call."""
+    """Appends a letter to the topic and records every call."""
 
     def __init__(self, letter: str, log: list[str]) -> None:
         self.letter = letter
@@ -46,7 +46,7 @@ class Failing(Adding):
 
 
 class Forgetful(Adding):
-    """Returns nothing."""
+    """Returns None from `on_send`."""
 
     def on_send(self, record: Record) -> Record:
         return None  # type: ignore[return-value]

@@ -1,4 +1,5 @@
-"""Every backend of `JsonSerializer` makes the same JSON value of a document, or refuses it."""
+"""Every backend of `JsonSerializer` either encodes a document as the same JSON value, or rejects
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ REFUSED = object()
 
 
 def encode(data: object, backend: Any = "json", **options: Any) -> bytes:
-    """The document, made by the bound serializer that the core calls; `serialize` must agree."""
+    """Return the document as encoded by the adapted serializer, and assert that `serialize` returns
+    the same bytes."""
     serializer = JsonSerializer(backend=backend, **options)
     result = adapt(serializer, "value")("t", (), data)
     assert isinstance(result, bytes)
@@ -41,7 +43,7 @@ def encode(data: object, backend: Any = "json", **options: Any) -> bytes:
 
 
 def value(data: object, backend: str) -> object:
-    """What a reader gets, or REFUSED."""
+    """Return the decoded JSON value, or REFUSED."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -53,7 +55,7 @@ def value(data: object, backend: str) -> object:
 
 
 def same(data: object) -> object:
-    """What a reader gets of each backend."""
+    """Return the decoded JSON value, and assert that it is the same for each backend."""
     first, *others = (value(data, backend) for backend in BACKENDS)
     for other in others:
         assert other is first if first is REFUSED else other == first, data
@@ -91,7 +93,7 @@ class Order:
 
 
 class Unknown:
-    """An object that can neither be encoded nor be quoted."""
+    """An object that cannot be encoded and whose repr must not be in an error message."""
 
     def __repr__(self) -> str:
         return "secret"

@@ -1,4 +1,4 @@
-"""The rows of the SASL mechanisms, and what is derived from them."""
+"""The table of the SASL mechanisms, and the values derived from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config(spec: MechanismSpec, **more: Any) -> ProducerConfig:
 
 @pytest.fixture(autouse=True)
 def kerberos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package gssapi counts as installed."""
+    """Make the package gssapi appear to be installed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
 
 
@@ -64,7 +64,7 @@ def test_remedy_after_a_refusal_names_the_settings_of_the_mechanism(spec: Mechan
 @ROWS
 def test_mechanism_without_its_settings_is_refused(spec: MechanismSpec) -> None:
     if spec.needs is Needs.TICKET:
-        return  # the default credential cache
+        return  # the default credential cache is used
     for name in SETTINGS[spec.needs]:
         with pytest.raises(ConfigError, match=name):
             config(spec, **{name: None})

@@ -91,7 +91,7 @@ def test_chain_passes_every_hook_on_to_all(hook: str) -> None:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_chain_skips_hooks_that_an_observer_lacks(hook: str) -> None:
     class Throttles:
-        """Has one hook and is no subclass of Observer."""
+        """An observer with a single hook. It is not a subclass of Observer."""
 
         def __init__(self) -> None:
             self.seen: list[tuple[Any, ...]] = []
@@ -243,7 +243,7 @@ def test_histogram_snapshot_has_the_buckets() -> None:
 
 @pytest.mark.parametrize("spread", [1e-4, 1.0, 1e9])
 def test_histogram_export_is_lossless(spread: float) -> None:
-    """Bucket k has exactly the values above 2**(k/8) and up to 2**((k+1)/8)."""
+    """Bucket k counts exactly the values v with 2**(k/8) < v <= 2**((k+1)/8)."""
     rng = random.Random(7)
     values = [rng.lognormvariate(0, 3) * spread for _ in range(5_000)]
     values += [2.0**n for n in range(-40, 60)]

@@ -33,8 +33,8 @@ with warnings.catch_warnings():
 
 
 def cluster(**leaders: list[int | None]) -> ClusterSnapshot:
-    """A cluster snapshot. Each argument is a topic, given as the list of its partitions' leaders
-    (None: no leader)."""
+    """Return a cluster snapshot. Each argument is a topic, given as the list of the leaders of its
+    partitions (None: no leader)."""
     topics = {
         name: TopicInfo(
             name,
@@ -47,7 +47,7 @@ def cluster(**leaders: list[int | None]) -> ClusterSnapshot:
 
 
 class Counting(random.Random):
-    """Returns 0, 1, 2, … instead of random numbers, like Java's test."""
+    """Returns 0, 1, 2, … instead of random numbers, as in Java's test."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -129,7 +129,7 @@ def test_murmur2_equals_another_client_on_many_random_keys() -> None:
 
 
 def test_load_weighs_partitions_by_longest_queue_plus_one_minus_own() -> None:
-    """Java BuiltInPartitionerTest.adaptivePartitionsTest."""
+    """Port of Java's `BuiltInPartitionerTest.adaptivePartitionsTest`."""
     sizes = [5, 0, 3, 0, 1]
     weights = [6 - size for size in sizes]
     load, rng = StickyLoad(), Counting()
@@ -153,7 +153,7 @@ def test_load_is_uniform_without_queue_sizes(adaptive: bool, sizes: list[int] | 
 
 
 def test_load_prefers_available_partitions_and_takes_any_if_there_is_none() -> None:
-    """Java BuiltInPartitionerTest.unavailablePartitionsTest."""
+    """Port of Java's `BuiltInPartitionerTest.unavailablePartitionsTest`."""
     load, rng = StickyLoad(), random.Random(1)
     assert {load.next_partition([0, 2], 3, None, rng) for _ in range(100)} == {0, 2}
     assert {load.next_partition([], 3, None, rng) for _ in range(100)} == {0, 1, 2}
@@ -178,7 +178,7 @@ def test_load_distribution_passes_a_chi_square_test(sizes: list[int] | None) -> 
     )
     weights = [1] * partitions if sizes is None else [max(sizes) + 1 - size for size in sizes]
     expected = [turns * weight / sum(weights) for weight in weights]
-    # 99.9 % quantile of chi-square with 9 degrees of freedom.
+    # 27.88 is the 99.9 % quantile of the chi-square distribution with 9 degrees of freedom.
     assert chi_square([chosen[i] for i in range(partitions)], expected) < 27.88
     for index, want in enumerate(expected):
         assert abs(chosen[index] - want) < 0.01 * turns
@@ -201,7 +201,7 @@ def test_default_can_ignore_keys() -> None:
 
 
 def test_default_sticks_to_a_partition_for_a_batch_of_bytes() -> None:
-    """Java BuiltInPartitionerTest.testStickyPartitioning."""
+    """Port of Java's `BuiltInPartitionerTest.testStickyPartitioning`."""
     view = cluster(t=[1, 1, 1])
     partitioner = DefaultPartitioner(rng=Counting(), batch_size=6)
     assert [ask(partitioner, view) for _ in range(9)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -284,7 +284,7 @@ def test_consistent_random_without_key_is_random_over_available_partitions(
     assert {ask(partitioner, cluster(t=[None] * 3), key) for _ in range(100)} == {0, 1, 2}
 
 
-# -- what users pass ----------------------------------------------------------------------------
+# -- invalid results and unusual arguments ------------------------------------------------------
 
 
 def last(*arguments: Any) -> int:

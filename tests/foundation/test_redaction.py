@@ -1,5 +1,5 @@
-"""Errors leave code that holds secrets without its frames and causes, and without texts of other
-libraries."""
+"""Errors that leave code with secrets contain none of its frames and causes, and no text of another
+library."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_redacted_interrupt_is_the_same_one_without_frames(call: Call) -> None:
     interrupt = KeyboardInterrupt("now")
     with pytest.raises(KeyboardInterrupt) as caught:
         call(lambda secret: interrupt)
-    if call is raises:  # asyncio.run makes one of its own
+    if call is raises:  # asyncio.run raises another instance
         assert caught.value is interrupt
     assert "raises" not in frame_names(interrupt)
     assert interrupt.__context__ is None
@@ -129,7 +129,7 @@ def test_redacted_cancellation_stays_one_with_its_message() -> None:
 
 
 def test_redacted_error_is_in_no_cycle() -> None:
-    """The error is freed at once, with the frames of the callers that it references."""
+    """The error is freed immediately, together with the callers' frames that it references."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,5 @@
-"""The TypedDict of the settings has the fields, and the choices of their checks."""
+"""The TypedDict of the settings has the same fields as `ProducerConfig`, and the same choices as
+the checks."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_file_is_the_generated_one() -> None:
-    """After a change of the fields: `python .ci/settings_types.py`, then `ruff format`."""
+    """To update the file after a change of the fields, run `python .ci/settings_types.py` and then
+    `ruff format`."""
     text = runpy.run_path(str(ROOT / ".ci" / "settings_types.py"))["generated"]()
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--stdin-filename", "settings.py", "-"],

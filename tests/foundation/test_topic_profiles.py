@@ -1,4 +1,5 @@
-"""`TopicProfile` and the setting `topic_profiles`: values, patterns, the producer's settings."""
+"""`TopicProfile` and the setting `topic_profiles`: values, patterns, and the producer's
+settings."""
 
 from __future__ import annotations
 
@@ -228,7 +229,7 @@ def test_explain_has_the_profiles() -> None:
     assert "topic_profiles = (('a.*', TopicProfile(linger_ms=50)),)" in producer.explain()
 
 
-# -- with the settings of the producer ------------------------------------------------------------
+# -- together with the producer's settings --------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""History checker: compares what was submitted and reported with what the log contains.
+"""History checker: compares the submitted records and their reported outcomes with the contents of
+the log.
 
-A value says which record it is (topic, producer, sequence) and carries a hash over that, the key
-and its padding. Each producer numbers its records as it hands them over. The log is read with an
-independent client that checks CRCs. Then every record must be in the log as often as its outcome
-allows, at the offset that was returned, and each producer's records must be in order within each
-partition.
+Each value identifies its record (topic, producer, sequence) and contains a hash of this identity,
+the key and the padding. Each producer numbers its records in the order of submission. An
+independent client, which checks CRCs, reads the log. Every record must be in the log as often as
+its outcome allows, at the returned offset. The records of each producer must be in order within
+each partition.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _HEAD = struct.Struct(">4sIQ16s")
 _MAGIC = b"aikp"
 
 OPEN, ABSENT, MAYBE = -1, -2, -3
-"""Instead of a partition: not settled yet; failed as NOT_SENT or REJECTED; failed as UNKNOWN."""
+"""Values in place of a partition: no outcome yet; failed as NOT_SENT or REJECTED; failed as
+UNKNOWN."""
 
 READ_TIMEOUT = 60.0
 
@@ -38,7 +40,7 @@ def _digest(topic: str, producer: int, sequence: int, key: bytes | None, padding
 
 
 class History:
-    """The records of one producer to one topic."""
+    """The records that one producer sends to one topic."""
 
     def __init__(self, topic: str, producer: int = 0) -> None:
         self.topic = topic
@@ -51,7 +53,8 @@ class History:
         return len(self.keys)
 
     def next_value(self, key: bytes | None, size: int = 100) -> tuple[int, bytes]:
-        """Sequence and value (at least 32 bytes) of the next record submitted."""
+        """Return the sequence number and the value (at least 32 bytes) of the next submitted
+        record."""
         sequence = len(self.keys)
         self.keys.append(key)
         self.partitions.append(OPEN)
@@ -64,7 +67,8 @@ class History:
         self.place(sequence, metadata.partition, metadata.offset)
 
     def place(self, sequence: int, partition: int, offset: int | None) -> None:
-        """The producer returned this partition and offset (None: written, offset unknown)."""
+        """Store the partition and offset that the producer returned (None: written, offset
+        unknown)."""
         assert self.partitions[sequence] == OPEN, f"record {sequence} settled twice"
         self.partitions[sequence] = partition
         self.offsets[sequence] = -1 if offset is None else offset
@@ -79,7 +83,7 @@ class History:
 
 @dataclass
 class Report:
-    """Differences between reported outcomes and log; `ok` if there are none."""
+    """Differences between the reported outcomes and the log. `ok` is True if there are none."""
 
     records: int = 0
     acknowledged: int = 0
@@ -121,7 +125,8 @@ class Report:
 
 
 def read_topic(servers: str, topic: str) -> Iterator[LogRecord]:
-    """(partition, offset, key, value) of everything in the topic now; CRCs are checked."""
+    """Yield (partition, offset, key, value) of all current records of the topic. CRCs are
+    checked."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -221,7 +226,8 @@ class _Audit:
 
 
 def compare(records: Iterable[LogRecord], *histories: History) -> Report:
-    """The verdict on a log, given as (partition, offset, key, value) in order per partition."""
+    """Compare a log with histories. The records are (partition, offset, key, value) tuples, in
+    order per partition."""
     assert len({history.topic for history in histories}) == 1
     audit = _Audit(list(histories))
     for partition, offset, key, value in records:
@@ -230,5 +236,6 @@ def compare(records: Iterable[LogRecord], *histories: History) -> Report:
 
 
 def check(servers: str, *histories: History) -> Report:
-    """Reads the topic of the histories (one topic) and compares. Blocks."""
+    """Read the topic of the histories and compare. All histories must have the same topic. This
+    call blocks."""
     return compare(read_topic(servers, histories[0].topic), *histories)

@@ -1,4 +1,4 @@
-"""Everything here runs against real brokers, on real sockets and in real time."""
+"""Fixtures for tests with real brokers, real sockets and real time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine on a new loop of each kind."""
+    """Return a function that runs a coroutine on a new event loop. The test runs with each kind of
+    loop."""
     return runner(request.param)
 
 
 @pytest.fixture
 def run_uvloop() -> Run:
-    """Runs a coroutine on a new uvloop: for tests too long to run twice."""
+    """Return a function that runs a coroutine on a new uvloop, for tests that take too long to run
+    twice."""
     return runner("uvloop")
 
 
@@ -47,5 +49,5 @@ def runner(kind: str) -> Run:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that is not used yet."""
+    """Return a topic name that is not in use yet."""
     return f"t-{uuid.uuid4().hex[:10]}"

@@ -2,9 +2,9 @@
 
     python -m tests.integration.copier SERVERS SOURCE TARGET SIZE ABORT_PERCENT SEED EACH
 
-Copies records, partition by partition in order, in transactions of SIZE records together with the
-consumer's offsets, aborting some on purpose. Says "sent N" before the end of each transaction of
-N records. Ends when the group has read EACH records of every partition.
+It copies each partition in order, in transactions of SIZE records together with the consumer's
+offsets. It aborts some transactions on purpose. Before the end of each transaction of N records it
+prints "sent N". It exits when the group has read EACH records of every partition.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ PARTITIONS = 3
 
 
 class Deliberate(Exception):
-    """The transaction is aborted on purpose."""
+    """Raised to abort a transaction on purpose."""
 
 
 def done(consumer: Any, source: str, each: int) -> bool:
-    """True if the group has committed all records."""
+    """Return True if the group has committed the end offsets of all partitions."""
     places = [TopicPartition(source, partition) for partition in range(PARTITIONS)]
     return all(place.offset == each for place in consumer.committed(places, timeout=30))
 
 
 async def patiently(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What confluent-kafka's consumer does not repeat by itself while brokers come and go."""
+    """Repeat a call that confluent-kafka's consumer does not repeat itself while brokers
+    restart."""
     while True:
         try:
             return await asyncio.to_thread(call, *arguments)

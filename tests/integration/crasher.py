@@ -1,4 +1,4 @@
-"""Opens a transaction, says so, and waits to be killed.
+"""Open a transaction, report it, and wait to be killed.
 
 python -m tests.integration.crasher SERVERS TOPIC TRANSACTION_TIMEOUT_MS
 """

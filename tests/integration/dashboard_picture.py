@@ -1,10 +1,10 @@
-"""Draws the Grafana dashboard of docs/ with the values of a real Prometheus server.
+"""Draw the Grafana dashboard of docs/ with the values of a real Prometheus server.
 
     python -m tests.integration.dashboard_picture docs/grafana-dashboard.png
 
-Two producers send for two minutes to a fake cluster on which a broker fails, requests are throttled
-and records are rejected; Prometheus (Debian's package) scrapes them. Every panel is drawn at its
-place in the dashboard, from the results of its expressions. Grafana itself is not needed.
+For two minutes, two producers send to a fake cluster. A broker fails, requests are throttled, and
+records are rejected. Prometheus (Debian's package) scrapes the producers. Every panel is drawn at
+its place in the dashboard, from the results of its expressions. Grafana itself is not needed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ STEP_S: Final = 1.0
 TOPICS: Final = ("orders", "clicks", "payments")
 PANEL_INCHES: Final = (6.0, 2.9)
 COLUMNS: Final = 24
-"""Of Grafana's grid."""
+"""Number of columns in Grafana's grid."""
 
 mpl.use("Agg")
 
 
 async def traffic(producer: Producer[bytes, bytes], start: float) -> None:
-    """Send to all topics, at a rate that rises and falls."""
+    """Send to all topics at a rate that rises and falls."""
     rng = random.Random(1)
     while (now := time.monotonic() - start) < SECONDS:
         for number, topic in enumerate(TOPICS):
@@ -70,7 +70,7 @@ async def transactions(producer: Producer[bytes, bytes], start: float) -> None:
 
 
 async def faults(cluster: FakeCluster) -> None:
-    """A broker fails and returns, leaders move, requests are throttled, records are rejected."""
+    """Stop and restart a broker, move leaders, throttle requests, and reject records."""
     rng = random.Random(2)
     await asyncio.sleep(30)
     cluster.kill(2)
@@ -93,7 +93,8 @@ async def faults(cluster: FakeCluster) -> None:
 
 
 async def record(directory: Path) -> list[list[tuple[str, list[tuple[float, float]]]]]:
-    """Run the producers under Prometheus; the series of each panel: (legend, (time, value))."""
+    """Run the producers under Prometheus. Return the series of each panel as (legend, points),
+    where a point is (time, value)."""
     cluster = FakeCluster(3, default_partitions=4)
     options: dict[str, Any] = {
         "bootstrap_servers": cluster.bootstrap_servers, "request_timeout_ms": 5_000,
@@ -128,7 +129,7 @@ async def record(directory: Path) -> list[list[tuple[str, list[tuple[float, floa
 def series(
     port: int, begin: float, end: float
 ) -> list[list[tuple[str, list[tuple[float, float]]]]]:
-    """What each panel shows."""
+    """Return the series of each panel."""
     found = []
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         lines = []
@@ -150,7 +151,7 @@ def series(
 
 
 def formatter(unit: str) -> ticker.Formatter:
-    """Labels of a value axis, as Grafana writes them."""
+    """Return a formatter for the labels of a value axis, as in Grafana."""
     if unit == "percentunit":
         return ticker.PercentFormatter(1.0)
     suffix = {"s": "s", "Bps": "B/s", "rps": "rec/s", "ops": "op/s", "cps": "/s"}.get(unit, "")
@@ -162,7 +163,7 @@ def draw(
     values: list[list[tuple[str, list[tuple[float, float]]]]],
     path: Path,
 ) -> None:
-    """Draw all panels at their places."""
+    """Draw all panels at their places in the dashboard."""
     clock = ticker.FuncFormatter(lambda at, _: time.strftime("%H:%M:%S", time.gmtime(at)))
     plt.style.use("dark_background")
     columns = max(COLUMNS // panel["gridPos"]["w"] for panel in panels)
@@ -191,7 +192,7 @@ def draw(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, help="the PNG file")
     arguments = parser.parse_args()

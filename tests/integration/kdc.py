@@ -1,5 +1,5 @@
-"""A real Kerberos realm for tests: MIT's KDC in a temporary folder, as any user, on the loopback
-interface. Needs Debian's krb5-kdc, krb5-admin-server and krb5-user."""
+"""A real Kerberos realm for tests: MIT's KDC in a temporary folder, on the loopback interface,
+without root privileges. It requires Debian's krb5-kdc, krb5-admin-server and krb5-user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 
 
 def missing() -> str:
-    """Why no realm can be started here; empty if one can."""
+    """Return the reason why no realm can be started here, or an empty string."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"{', '.join(absent)} not found: install krb5-kdc, krb5-admin-server and krb5-user"
@@ -34,7 +34,7 @@ def missing() -> str:
 
 
 class Realm:
-    """A running KDC. `environment` makes this process and its children use it."""
+    """A Kerberos KDC. With the variables in `environment`, this process and its children use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Realm:
         )
 
     def start(self) -> None:
-        """Begin to serve; returns once the port is open."""
+        """Start the KDC and wait until its port is open."""
         with (self.folder / "kdc.out").open("ab") as out:
             self._process = subprocess.Popen(
                 [self._program("krb5kdc"), "-n", "-r", REALM],
@@ -91,7 +91,7 @@ class Realm:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it; the database stays."""
+        """Stop the KDC and keep its database."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(20)
@@ -99,31 +99,31 @@ class Realm:
             self._process = None
 
     def close(self) -> None:
-        """End it for good."""
+        """Stop the KDC and its reaper process."""
         self.stop()
         self._reaper.close()
 
     def principal(
         self, name: str, *, life: str = "10h", password: str | None = None
     ) -> Path | None:
-        """Add a principal; with its keytab, unless it has a password."""
+        """Add a principal. Without a password, also create its keytab and return the path."""
         how = "-randkey" if password is None else f"-pw {password}"
         self._run("kadmin.local", "-r", REALM, "-q", f'addprinc {how} -maxlife "{life}" {name}')
         return None if password is not None else self.keytab(name)
 
     def keytab(self, name: str) -> Path:
-        """A new keytab of a principal; older ones are no longer valid."""
+        """Create a new keytab of a principal and return its path. Older keytabs become invalid."""
         path = self.folder / f"{name.replace('/', '-')}.keytab"
         path.unlink(missing_ok=True)
         self._run("kadmin.local", "-r", REALM, "-q", f"ktadd -k {path} {name}")
         return path
 
     def kinit(self, name: str, password: str) -> None:
-        """Put the tickets of a principal into the credential cache."""
+        """Store the tickets of a principal in the credential cache."""
         self._run("kinit", name, text=f"{password}\n")
 
     def kdestroy(self) -> None:
-        """Empty the credential cache."""
+        """Delete the credential cache."""
         (self.folder / "ccache").unlink(missing_ok=True)
 
     def _env(self) -> dict[str, str]:
@@ -151,7 +151,7 @@ class Realm:
 
 @contextmanager
 def realm(folder: Path) -> Iterator[Realm]:
-    """A running realm that this process and its children use."""
+    """Start a realm that this process and its children use, until the end of the block."""
     made = Realm(folder)
     before = {name: os.environ.get(name) for name in made.environment}
     os.environ.update(made.environment)

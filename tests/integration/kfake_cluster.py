@@ -1,8 +1,8 @@
-"""KfakeCluster: the brokers of franz-go's kfake, in a separate process.
+"""KfakeCluster: the brokers of franz-go's kfake in a separate process.
 
-kfake is the fake cluster that franz-go tests its client with: Go code that shares nothing with
-ours, idempotence and transactions included. It is built from the Go module proxy into the same
-per-user cache as the jars of real brokers.
+franz-go tests its client with the fake cluster kfake. It is written in Go, shares no code with this
+project, and supports idempotence and transactions. The program is built from the Go module proxy
+into the same per-user cache as the jars of real brokers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ SOURCE: Final = Path(__file__).with_name("kfake")
 
 
 class KfakeCluster:
-    """Brokers that run from `with` to its end.
+    """A kfake cluster as a context manager. The brokers run until the end of the block.
 
     Args:
-        brokers: how many.
-        version: the newest release whose API versions are offered, such as "v2.4"; None for all.
+        brokers: number of brokers.
+        version: the newest release whose API versions are offered, such as "v2.4"; None for no
+            limit.
     """
 
     def __init__(self, brokers: int = 3, version: str | None = None) -> None:
@@ -51,9 +52,9 @@ class KfakeCluster:
                 process.kill()
 
     def command(self, *words: object) -> str:
-        """Carry out one of the commands that kfake/main.go lists; returns what it answers.
+        """Run one of the commands in kfake/main.go and return its answer.
 
-        Raises RuntimeError if it refuses.
+        Raises RuntimeError if kfake rejects the command.
         """
         process = self._process
         assert process is not None

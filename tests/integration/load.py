@@ -1,4 +1,4 @@
-"""Drivers: send records by each entry point and note every outcome in a History."""
+"""Drivers that send records by each entry point and store every outcome in a History."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def key_of(number: int, keyed: bool) -> bytes | None:
 async def by_send(
     producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
 ) -> None:
-    """512 tasks, each awaiting one record after the other."""
+    """Send from 512 tasks, each of which awaits one record after another."""
     left = count
 
     async def worker() -> None:
@@ -42,7 +42,7 @@ async def by_send(
 
 
 def settle(history: History, sequence: int) -> Callable[[Delivery], None]:
-    """A done-callback that notes the promise."""
+    """Return a done callback that stores the outcome of a record in the history."""
 
     def done(delivery: Delivery) -> None:
         error = delivery.exception()
@@ -57,8 +57,7 @@ def settle(history: History, sequence: int) -> Callable[[Delivery], None]:
 async def by_submit(
     producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
 ) -> None:
-    """Submit the records in one task, as fast as they are admitted; returns when all are
-    settled."""
+    """Submit the records from one task as fast as possible, and wait until all have an outcome."""
     for number in range(count):
         key = key_of(number, keyed)
         sequence, value = history.next_value(key, size)
@@ -71,7 +70,7 @@ async def by_submit(
 async def by_send_many(
     producer: Producer[bytes, bytes], history: History, count: int, *, keyed: bool, size: int = 100
 ) -> None:
-    """Columns of 10 000, one after the other."""
+    """Send columns of 10 000 records, one after another."""
     for start in range(0, count, CHUNK):
         keys = [key_of(number, keyed) for number in range(start, min(start + CHUNK, count))]
         numbered = [history.next_value(key, size) for key in keys]
@@ -89,10 +88,10 @@ async def by_send_many(
 
 
 class Stream:
-    """A steady load in the background, through `submit`, that continues whatever happens.
+    """A steady load in the background, which calls `submit` and continues after errors.
 
-    `rate` is records a second, submitted in steps of 10 ms. `acks` holds (time, partition) of
-    every acknowledgement, by `time.monotonic()`.
+    `rate` is the number of records per second, submitted in steps of 10 ms. `acks` contains (time,
+    partition) of every acknowledgment, with times from `time.monotonic()`.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Stream:
         await self.stop()
 
     async def stop(self) -> None:
-        """Submit nothing more and wait until every record is settled."""
+        """Stop submitting and wait until every record has an outcome."""
         self._stop = True
         if self._task is not None:
             await self._task
@@ -169,7 +168,8 @@ class Stream:
 async def every_record_once(
     cluster: KafkaCluster, topic: str, count: int, settings: dict[str, Any]
 ) -> None:
-    """Send records with these settings, and check that each is in the log once and in order."""
+    """Send records with these settings, and check that each is in the log exactly once and in
+    order."""
     history = History(topic)
     await cluster.create_topic(topic, partitions=6)
     async with Producer(**settings) as producer:
@@ -180,7 +180,7 @@ async def every_record_once(
 async def every_record_once_for(
     cluster: KafkaCluster, topic: str, seconds: float, settings: dict[str, Any]
 ) -> None:
-    """Like `every_record_once`, with load for some seconds."""
+    """Like `every_record_once`, but with a load for `seconds`."""
     history = History(topic)
     await cluster.create_topic(topic, partitions=6)
     async with Producer(**settings) as producer:
@@ -198,7 +198,8 @@ async def _all_there(cluster: KafkaCluster, topic: str, history: History) -> Non
 
 
 async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> None:
-    """Check that all waiting calls are refused, with `text` (or one of several, between bars)."""
+    """Check that all waiting calls fail with `text`, or with one of several texts separated by
+    bars."""
     async with asyncio.timeout(HANG_S):
         found = await asyncio.gather(
             *(producer.send(topic, b"v") for _ in range(10)), return_exceptions=True
@@ -209,7 +210,7 @@ async def refused(producer: Producer[bytes, bytes], topic: str, text: str) -> No
 
 
 async def healed(producer: Producer[bytes, bytes], topic: str) -> None:
-    """A producer that was refused connects without a restart."""
+    """Check that a rejected producer connects without a restart."""
     async with asyncio.timeout(HANG_S):
         while True:
             try:

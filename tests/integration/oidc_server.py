@@ -1,5 +1,5 @@
-"""A small OpenID Connect provider: https token endpoint with two grants, signed tokens, its keys as
-a JWKS file."""
+"""A small OpenID Connect provider: an https token endpoint with two grants, signed tokens, and its
+keys as a JWKS file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def pem(key: rsa.RSAPrivateKey) -> str:
 
 
 class Provider:
-    """Attributes that tests change: `lifetime_s` of tokens, `refuse` every request."""
+    """The provider. Tests change `lifetime_s`, the lifetime of tokens, and `refuse`, which rejects
+    every request."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.lifetime_s = 3600
@@ -84,7 +85,7 @@ class Provider:
         return Handler
 
     def grant(self, form: dict[str, list[str]], login: str | None) -> dict[str, Any]:
-        """A token, or an exception."""
+        """Return the response with a token, or raise an exception."""
         if self.refuse:
             raise PermissionError("not now")
         kind = form["grant_type"][0]
@@ -120,7 +121,7 @@ class Provider:
 
 @contextmanager
 def provider(folder: Path, authority: Authority) -> Iterator[Provider]:
-    """A running provider."""
+    """Start a provider that runs until the end of the block."""
     made = Provider(folder, authority)
     try:
         yield made

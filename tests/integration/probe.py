@@ -1,5 +1,5 @@
-"""When can a topic be written again? Asked of every broker over a fresh socket each time, so that
-no client's backoff hides the moment."""
+"""Determine when a topic can be written again. Each request uses a new socket to a broker, so no
+client's backoff delays the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER_WITHIN = 0.5
 
 
 def ask(address: str, topic: str) -> MetadataResponseTopic | None:
-    """What a broker says of a topic; None if it does not answer."""
+    """Return the broker's metadata of a topic, or None if the broker does not respond."""
     host, port = address.rsplit(":", 1)
     request = MetadataRequest(
         topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
@@ -38,8 +38,8 @@ def ask(address: str, topic: str) -> MetadataResponseTopic | None:
 
 
 def serving(cluster: KafkaCluster, topic: str, in_sync: int, partitions: int = 1) -> bool:
-    """True if every running broker says that each of at least `partitions` partitions is led by a
-    running broker and has at least `in_sync` replicas in sync."""
+    """Return True if all running brokers agree that at least `partitions` partitions have a running
+    leader and `in_sync` running in-sync replicas."""
     running = {node for node in cluster.node_ids if cluster.is_running(node)}
     for node in running:
         answer = ask(cluster.address(node), topic)
@@ -60,8 +60,8 @@ async def until_serving(
     partitions: int = 1,
     timeout: float = 90.0,
 ) -> float:
-    """The moment (`time.monotonic()`) at which the topic, with at least this number of partitions,
-    can be written again."""
+    """Wait until the topic, with at least this number of partitions, can be written. Return the
+    time (`time.monotonic()`)."""
     give_up = time.monotonic() + timeout
     while not await asyncio.to_thread(serving, cluster, topic, in_sync, partitions):
         assert time.monotonic() < give_up, f"{topic} cannot be written after {timeout} s"

@@ -1,7 +1,7 @@
-"""The lower bound of an awaited record: one Produce request on a bare blocking socket.
+"""The lower bound for an awaited record: one Produce request on a plain blocking socket.
 
-The frame is made here byte by byte (Produce v7, classic encoding) around a batch built by aiokafka,
-so that the measure does not depend on the client it is compared with.
+The frame (Produce v7, classic encoding) is built byte by byte around a batch from aiokafka, so the
+measurement does not depend on the client under test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 
 def produce_frame(topic: str, partition: int, value: bytes) -> bytes:
-    """A whole Produce v7 request, acks=all, one record without producer id."""
+    """Return a complete Produce v7 request with acks=all and one record without producer id."""
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
     builder = DefaultRecordBatchBuilder(
@@ -39,7 +39,7 @@ def produce_frame(topic: str, partition: int, value: bytes) -> bytes:
 
 
 def measure(servers: str, topic: str, value: bytes, count: int) -> list[float]:
-    """Seconds of each of `count` round trips to the leader of partition 0."""
+    """Return the seconds of each of `count` round trips to the leader of partition 0."""
     from confluent_kafka import Consumer
 
     probe = Consumer({"bootstrap.servers": servers, "group.id": "probe", "log_level": 0})
@@ -61,7 +61,7 @@ def measure(servers: str, topic: str, value: bytes, count: int) -> list[float]:
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """One answer without its length. Raises OSError if the connection ends before."""
+    """Read one response, without its length. Raise OSError if the connection is closed before."""
     size = struct.unpack(">i", _read(connection, 4))[0]
     return _read(connection, size)
 
@@ -77,7 +77,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def produce_error(answer: bytes, topic: str) -> int:
-    """The error code in the answer to `produce_frame`."""
+    """Return the error code in the response to `produce_frame`."""
     # correlation id, topics, name, partitions, partition, error
     error: int = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic) + 4 + 4)[0]
     return error

@@ -1,6 +1,6 @@
-"""SrfakeRegistry: the Schema Registry that franz-go tests its client with, in a separate process.
+"""SrfakeRegistry: the Schema Registry of franz-go's own tests, in a separate process.
 
-Go code that shares nothing with ours, built from the Go module proxy.
+It is written in Go, shares no code with this project, and is built from the Go module proxy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ SOURCE: Final = Path(__file__).with_name("srfake")
 
 
 class SrfakeRegistry:
-    """Runs from `with` to its end.
+    """A registry as a context manager. It runs until the end of the block.
 
     Args:
-        auth: the Authorization header that it accepts; "" for any.
+        auth: the Authorization header that the registry accepts; "" for any.
 
     Attributes:
-        url: of its REST API.
+        url: URL of the REST API.
     """
 
     def __init__(self, auth: str = "") -> None:

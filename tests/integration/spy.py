@@ -1,4 +1,4 @@
-"""A dialer that reads along: which requests really went out, by the bytes on the socket."""
+"""A dialer that records requests by the bytes that are written to the socket."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ METADATA, PRODUCE, INIT_PRODUCER_ID = 3, 0, 22
 
 
 class SpyDialer:
-    """Opens real connections and notes (time, api key) of every request written to them.
+    """Opens real connections and records (time, API key) of every written request.
 
-    Times are those of `time.monotonic()`.
+    Times are values of `time.monotonic()`.
     """
 
     def __init__(self, inner: TcpDialer) -> None:
@@ -49,7 +49,7 @@ class SpyDialer:
         return spy.transport, spy.inner
 
     def most_in_a_second(self, api_key: int) -> int:
-        """The largest number of such requests within any one second."""
+        """Return the largest number of requests with this API key within any one second."""
         return busiest_second([at for at, key in self.requests if key == api_key])
 
 
@@ -64,7 +64,8 @@ def busiest_second(instants: Iterable[float]) -> int:
 
 
 class _SpyProtocol(asyncio.Protocol):
-    """Between transport and protocol: passes the protocol a transport that records writes."""
+    """A protocol between the transport and the inner protocol. It gives the inner protocol a
+    transport that records writes."""
 
     def __init__(self, inner: asyncio.Protocol, requests: list[tuple[float, int]]) -> None:
         self.inner = inner

@@ -1,8 +1,8 @@
-"""One suite for every broker that was not written with this producer.
+"""One suite for every broker implementation that is independent of this producer.
 
-Apache Kafka 4.3, 3.9 and 2.1, franz-go's kfake (also limited to the APIs of 2.4) and the mock
-cluster of librdkafka. docs/brokers.md says what runs against which. The log is read back by
-librdkafka, which checks CRCs.
+It runs with Apache Kafka 4.3, 3.9 and 2.1, franz-go's kfake (also limited to the APIs of 2.4), and
+the mock cluster of librdkafka. docs/brokers.md lists the tests of each broker. librdkafka, which
+checks CRCs, reads the log back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.transactions.readback import read_committed
 
 BROKERS = ("kafka-4.3", "kafka-3.9", "kafka-2.1", "kfake", "kfake-2.4", "librdkafka-mock")
 EACH = 2_000
-# Codes that Produce may answer and that are worth another attempt.
+# Retriable error codes of Produce responses.
 RETRIED = (3, 5, 6, 7, 9, 13, 19, 20, 56, 74, 75, 100)
 
 
@@ -38,7 +38,8 @@ class Broker:
     """A running cluster.
 
     Attributes:
-        reads_committed: its consumers see no aborted records (the mock keeps them).
+        reads_committed: True if its consumers do not see aborted records (the mock cluster returns
+            them).
     """
 
     name: str
@@ -60,7 +61,7 @@ def kfake_24() -> Iterator[KfakeCluster]:
 
 @pytest.fixture(params=BROKERS)
 def broker(request: pytest.FixtureRequest) -> Broker:
-    """Each cluster in turn; all run for the whole session."""
+    """Return each cluster in turn. All clusters run for the whole session."""
     name = request.param
     fixture = {
         "kafka-4.3": "kafka_cluster",
@@ -115,7 +116,8 @@ def test_without_idempotence_every_record_arrives(
 
 
 def await_high_watermarks(broker: Broker, topic: str, total: int) -> None:
-    """With acks=1 a record is acknowledged before its followers have it and readers see it."""
+    """Wait until readers see all records. With acks=1 this happens after the acknowledgment, when
+    the followers have replicated the records."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "w"})
     try:
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
@@ -212,13 +214,13 @@ def test_second_producer_of_a_transactional_id_fences_the_first(
     assert read_committed(broker.bootstrap_servers, topic)[0] == [b"second"]
 
 
-# 7 and 20 are answered after the append by kfake, the others before it.
+# kfake returns codes 7 and 20 after the append, and the other codes before it.
 @pytest.mark.parametrize("code", RETRIED)
 @pytest.mark.parametrize("version", [None, "v2.4"], ids=["newest", "2.4"])
 def test_kfake_refusals_cost_no_record(
     request: pytest.FixtureRequest, run_uvloop: Run, topic: str, code: int, version: str | None
 ) -> None:
-    """Refusals of Produce in the middle of a load, as kfake understands them."""
+    """The errors interrupt a load, with the effects that kfake implements for each code."""
     kfake: KfakeCluster = request.getfixturevalue("kfake" if version is None else "kfake_24")
     kfake.command("topic", topic, 3)
 
@@ -265,7 +267,8 @@ def test_kfake_transactions_survive_moving_coordinators_and_refusals(
 ) -> None:
     kfake: KfakeCluster = request.getfixturevalue("kfake" if version is None else "kfake_24")
     kfake.command("topic", topic, 3)
-    # AddPartitionsToTxn and EndTxn: coordinator moved, not available, loading.
+    # The codes mean that the coordinator is not available, moved or loading, or that transactions
+    # are concurrent. The APIs are AddPartitionsToTxn and EndTxn.
     faults = [(key, code) for key in (24, 26) for code in (14, 15, 16, 51)]
 
     async def scenario() -> list[bytes]:

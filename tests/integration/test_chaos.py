@@ -1,4 +1,4 @@
-"""A short part of `make chaos`: the tools work, and every promise holds under two faults."""
+"""A short version of `make chaos`: its tools work, and every promise holds under two faults."""
 
 from __future__ import annotations
 

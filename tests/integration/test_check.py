@@ -1,6 +1,7 @@
-"""`Producer.check` against real brokers with fifteen planted faults: each is found, with a remedy.
+"""`Producer.check` with real brokers and fifteen faults. It must report each fault together with a
+remedy.
 
-The broker that is too old is one of Kafka 2.0.
+Kafka 2.0 serves as the broker that is too old.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ pytestmark = pytest.mark.slow
 
 EXPIRED_CA = Authority("expired CA", 12, end=NOW - DAY / 2)
 SECONDS = 30.0
-"""Limit of one check, real seconds."""
+"""Limit of one check, in real seconds."""
 CLEAR: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_allow_cleartext": True}
 PLAIN: dict[str, Any] = {**CLEAR, "sasl_mechanism": "PLAIN", **ALICE}
 
 
 class HiddenCluster(KafkaCluster):
-    """Brokers whose listener HIDDEN advertises a port at which nothing listens."""
+    """Brokers whose listener HIDDEN advertises a port without a listening socket."""
 
     def _properties(self, node_id: int, controllers: Mapping[int, int]) -> dict[str, str]:
         found = super()._properties(node_id, controllers)
@@ -54,7 +55,8 @@ class HiddenCluster(KafkaCluster):
 
 
 class TwoAddresses(TcpDialer):
-    """A resolver that gives every name another address, at which nothing listens, first."""
+    """A resolver that puts an address without a listening socket before the addresses of every
+    name."""
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
         return [("127.0.0.9", port), *await super().resolve(host, port)]
@@ -138,7 +140,7 @@ def check(
 
 
 def has(found: tuple[Finding, ...], code: str, severity: Severity, remedy: str) -> Finding:
-    """The findings are of one kind; returns the first of them."""
+    """Assert that all findings have the same code, and return the first finding."""
     assert {finding.code for finding in found} == {code}, found
     assert found[0].severity is severity
     assert remedy in found[0].remedy
@@ -154,7 +156,7 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
 @pytest.mark.usefixtures("topics")
 class TestFaults:
-    """The fifteen faults; those that need a dead broker are at the end."""
+    """The fifteen faults. The tests that need a dead broker come last."""
 
     def test_00_no_fault(self, cluster: KafkaCluster, run_uvloop: Run) -> None:
         assert check(run_uvloop, cluster.bootstrap_servers, "orders") == ()
@@ -277,7 +279,8 @@ class TestFaults:
         assert "zstd" in text
 
     def test_16_dead_broker(self, cluster: KafkaCluster, run_uvloop: Run) -> None:
-        """Faults 8 and 10: a partition without a leader, min.insync.replicas above the living."""
+        """Faults 8 and 10: a partition without a leader, and a min.insync.replicas that exceeds the
+        number of live brokers."""
 
         async def kill() -> None:
             await cluster.kill(3)

@@ -1,5 +1,5 @@
-"""`aiokprod.compat.confluent.AIOProducer` on real brokers, beside confluent-kafka's own producer;
-its consumer reads the records back."""
+"""`aiokprod.compat.confluent.AIOProducer` and confluent-kafka's own producer on real brokers.
+confluent-kafka's consumer reads the records back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def consumer_of(servers: str, group: str) -> confluent_kafka.Consumer:
 
 
 def read(servers: str, topic: str, partitions: int = PARTITIONS) -> list[Any]:
-    """All committed records, by partition and offset."""
+    """Return all committed records, ordered by partition and offset."""
     consumer = consumer_of(servers, f"reader-{topic}")
     found: list[Any] = []
     try:

@@ -1,5 +1,5 @@
-"""A million records by each entry point: none lost, duplicated, out of order or in a wrong
-partition."""
+"""A million records by each entry point: no record may be lost, duplicated, out of order or in a
+wrong partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.checker import History, check
 from tests.integration.load import by_send, by_send_many, by_submit
 from tests.integration.runner import Run
 
-EACH = 100_000  # by 5 codecs, keyed and unkeyed: a million per entry point
+EACH = 100_000  # with 5 codecs, keyed and unkeyed: a million per entry point
 OLD_EACH = 20_000
 LONE = 200
 LONE_ROUNDS = 5
@@ -25,7 +25,8 @@ LONE_ROUNDS = 5
 async def through_all(
     cluster: KafkaCluster, topic: str, codec: str, keyed: bool, each: int
 ) -> tuple[list[History], str]:
-    """Three histories of one topic, one per entry point, each by a separate producer."""
+    """Send with each entry point and a separate producer. Return the three histories of the topic,
+    and the rates."""
     await cluster.create_topic(topic, partitions=6)
     histories = [History(topic, number) for number in range(3)]
     rates = []
@@ -70,8 +71,9 @@ def test_delivery_acks_without_idempotence_all_arrive(
         servers = kafka_cluster.bootstrap_servers
         await kafka_cluster.create_topic(topic, partitions=3)
         first, history = History(topic), History(topic, 1)
-        # Metadata may name a leader before that broker knows it. It refuses the first requests
-        # then, and with acks=0 no response says so: begin when each partition has stored a record.
+        # Metadata may name a leader before that broker has taken over. It then rejects the first
+        # requests, and with acks=0 no response reports that. Start when each partition has stored a
+        # record.
         async with Producer(bootstrap_servers=servers) as producer:
             for partition in range(3):
                 sequence, value = first.next_value(None)
@@ -81,7 +83,7 @@ def test_delivery_acks_without_idempotence_all_arrive(
             ProducerConfig(bootstrap_servers=servers, acks=acks, enable_idempotence=False)
         ) as producer:
             await by_submit(producer, history, 20_000, keyed=True)
-        await asyncio.sleep(1.0)  # with acks=0 nothing tells when the broker has it
+        await asyncio.sleep(1.0)  # with acks=0 no response confirms the append
         return [first, history]
 
     report = check(kafka_cluster.bootstrap_servers, *run(scenario()))
@@ -89,14 +91,14 @@ def test_delivery_acks_without_idempotence_all_arrive(
     assert report.in_log == 20_000 + 3
 
 
-@pytest.mark.slow  # because it measures time, and needs an idle machine
+@pytest.mark.slow  # measures time, so it needs an idle machine
 def test_lone_send_within_a_round_trip_and_a_millisecond(
     kafka_cluster: KafkaCluster, run: Run, topic: str
 ) -> None:
-    """Median of awaited sends one at a time, against bare Produce requests on the same broker.
+    """Compare the median of awaited single sends with bare Produce requests on the same broker.
 
-    Measured in turns, because the brokers' own speed drifts, and judged by the quietest round:
-    whatever else the machine does only ever adds.
+    The measurements alternate, because the speed of the brokers drifts. The quietest round is
+    judged, because other load on the machine can only add time.
     """
     from tests.integration.roundtrip import measure
 

@@ -10,7 +10,7 @@ from tests.differential.campaign import Result, campaign
 from tests.differential.catalogue import scripts
 from tests.differential.script import SHORT
 
-# Earlier defects, one script each.
+# One script for each earlier defect.
 NAMED = frozenset(
     {
         "last-attempt/56/appended/idempotent",

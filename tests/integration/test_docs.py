@@ -1,4 +1,4 @@
-"""The example of docs/testing.md for real brokers."""
+"""The example for real brokers in docs/testing.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Brokers die, topics vanish and grow under load: nothing is lost or duplicated, and recovery is
-quick."""
+"""Brokers die, and topics are deleted and extended under load. No record may be lost or duplicated,
+and recovery must be quick."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METADATA_PER_SECOND = 20
 
 @dataclass
 class Outage:
-    """What was seen from a fault to the end of the load."""
+    """Observations from a fault to the end of the load."""
 
     history: History
     stream: Stream
@@ -34,7 +34,8 @@ class Outage:
     served: float = 0.0
 
     def assert_recovered(self) -> None:
-        """Every partition acknowledged records within `RECOVERY` of the cluster serving again."""
+        """Check that every partition acknowledges records within `RECOVERY` after the cluster
+        serves again."""
         for partition in range(PARTITIONS):
             acks = [at for at, where in self.stream.acks if where == partition]
             after = min((at for at in acks if at >= self.served), default=float("inf"))
@@ -55,7 +56,7 @@ async def under_load(
     fault: Callable[[Outage], object],
     **settings: Any,
 ) -> Outage:
-    """A steady keyed load while `fault` (a coroutine function) does its work."""
+    """Run a steady keyed load while the coroutine function `fault` runs."""
     history, spy = History(topic), SpyDialer(TcpDialer())
     producer: Producer[bytes, bytes] = Producer(
         bootstrap_servers=cluster.bootstrap_servers,
@@ -123,8 +124,8 @@ def test_all_brokers_stopped_for_20_s_nothing_lost_or_doubled(
 def test_topic_deleted_and_recreated_new_topic_exact(
     kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """What was acknowledged before the deletion ended is gone with the old topic; everything
-    submitted after the new one exists is in it once, in order, at the reported offset."""
+    """Records that were acknowledged before the deletion are lost with the old topic. Every record
+    submitted after the new topic exists is in it once, in order, at the reported offset."""
     created = 0.0
 
     async def fault(outage: Outage) -> None:
@@ -178,8 +179,8 @@ def test_partitions_added_nothing_lost_and_new_ones_used(
 def test_leader_frozen_and_resumed_nothing_lost_or_doubled(
     kafka_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """A frozen broker keeps its sockets open, so only timeouts show it. What it received before
-    must not be stored twice when the requests are sent again to the new leader."""
+    """A frozen broker keeps its sockets open, so only timeouts detect it. Records that it received
+    before must not be stored twice when the requests are repeated to the new leader."""
 
     async def fault(outage: Outage) -> None:
         leader = await kafka_cluster.leader_of(topic, 0)

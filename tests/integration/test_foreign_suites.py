@@ -1,5 +1,5 @@
-"""Test suites of other projects, unchanged, with `aiokprod.compat`: those of aiokafka's producer,
-of OpenTelemetry's instrumentation of it, and of publishing with FastStream's Kafka broker.
+"""Unchanged test suites of other projects with `aiokprod.compat`: of aiokafka's producer, of
+OpenTelemetry's instrumentation of that producer, and of publishing with FastStream's Kafka broker.
 
 The files are in `foreign`; only fixtures are replaced. Each suite runs in a separate process,
 because `install` changes aiokafka for the whole process.
@@ -36,14 +36,14 @@ PRIVATE: Final = {
     "test_producer_transactional_aborting_previous_failure": "_txn_manager",
     "test_producer_transactional_cancel_txn_methods": "_txn_manager",
 }
-"""Tests that replace or read parts inside aiokafka's producer. `tests/compat` and `tests/scenarios`
+"""Tests that replace or read internals of aiokafka's producer. `tests/compat` and `tests/scenarios`
 test the same behaviour through the public interface."""
 
 
 def run(
     folder: Path, report: Path, *arguments: str, root: Path, path: tuple[Path, ...] = ()
 ) -> int:
-    """Run a suite in `folder`; the number of its tests, all of which have passed.
+    """Run a suite in `folder`, assert that all tests pass, and return their number.
 
     Module names and node ids are relative to `root`.
     """
@@ -92,5 +92,5 @@ def test_faststreams_tests_of_publishing_pass(tmp_path: Path) -> None:
         "tests/brokers/kafka/test_publish.py",
     )  # fmt: skip
     report = tmp_path / "report.xml"
-    # The package of the suite is also named `tests`, and must not be hidden by that of aiokprod.
+    # The package of the suite is also named `tests`. The package of aiokprod must not hide it.
     assert run(folder, report, *arguments, root=folder, path=(folder, SUITES)) > 20

@@ -16,9 +16,9 @@ from tests.integration.load import every_record_once, every_record_once_for, hea
 from tests.integration.runner import Run
 from tests.integration.test_security import CA, RECORDS, SESSION_MS, TRUST, Connections
 
-# KDC and headers come from the system, not from PyPI. `.ci/kerberos` installs them if it has the
-# permission, and fails if the installation fails, so these tests are skipped only on machines where
-# it has no permission.
+# The KDC and the headers are system packages and not on PyPI. `.ci/kerberos` installs them if it
+# has the permission, and fails if the installation fails. These tests are therefore skipped only on
+# machines without that permission.
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no Kerberos: {missing()}")
 
 PASSWORD = "canary-kerberos-password"
@@ -84,7 +84,7 @@ def test_gssapi_listener_every_record_once_in_order(
 def test_f78_gssapi_sessions_and_tickets_of_seconds_under_load_lose_nothing(
     kerberos: Realm, cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """The session ends every 4 s and the tickets every 10 s: the keytab gives new ones."""
+    """Sessions expire every 4 s and tickets every 10 s. New tickets come from the keytab."""
     connections = Connections()
     settings = {"security_protocol": "SASL_SSL", **TRUST, **keytab_of(kerberos, "brief")}
 

@@ -1,4 +1,4 @@
-"""OAUTHBEARER: signed tokens of a local OpenID Connect provider that a real broker verifies."""
+"""OAUTHBEARER: a real broker verifies the signed tokens of a local OpenID Connect provider."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_oidc_listener_every_record_once_in_order(
 def test_f78_oidc_tokens_of_seconds_are_renewed_on_the_same_connection(
     idp: Provider, broker: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """The broker ends a session with its token; the next token is fetched ahead of that."""
+    """The session ends when its token expires. The next token is fetched before that."""
     connections = Connections()
 
     async def scenario() -> None:
@@ -119,7 +119,7 @@ def test_f78_oidc_tokens_of_seconds_are_renewed_on_the_same_connection(
 
 
 class ForeignTokens:
-    """Well formed, signed with a key that is not the provider's."""
+    """A provider of well-formed tokens that are signed with a foreign key."""
 
     def __init__(self) -> None:
         self._key = oidc_server.new_key()

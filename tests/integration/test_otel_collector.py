@@ -45,7 +45,7 @@ service:
 
 @contextmanager
 def collector(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A running collector: its address, and the file to which it writes what it receives."""
+    """Run a collector. Yield its address and the file to which it writes the received data."""
     try:
         program = go_program.executable(SOURCE)
     except MissingTool as error:

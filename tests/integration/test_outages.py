@@ -1,6 +1,7 @@
-"""Real brokers that are frozen, killed, or frozen one by one: what is logged, and what health says.
+"""Real brokers that are killed, or frozen all together or one at a time: the log and the health of
+the producer.
 
-The measured seconds are printed; the limits that are asserted leave room for a busy machine.
+The measured seconds are printed. The asserted limits leave room for a busy machine.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Fault = Callable[[KafkaCluster], Coroutine[Any, Any, None]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    # There is no failover while one broker is frozen, so that its partitions wait until it
-    # continues. Brokers that are killed can register again once their session has expired.
+    # With this session timeout there is no failover while one broker is frozen, so its partitions
+    # wait until it continues. Killed brokers can register again after their sessions have expired.
     config = {
         "broker.session.timeout.ms": "45000", "initial.broker.registration.timeout.ms": "150000"
     }  # fmt: skip
@@ -60,7 +61,7 @@ async def thaw(cluster: KafkaCluster) -> None:
 
 @contextlib.asynccontextmanager
 async def load(producer: Producer[Any, Any]) -> AsyncIterator[None]:
-    """Records to all partitions until the end of the block."""
+    """Send records to all partitions until the end of the block."""
     waiting: set[asyncio.Task[None]] = set()
 
     async def send(number: int) -> None:
@@ -86,7 +87,7 @@ async def load(producer: Producer[Any, Any]) -> AsyncIterator[None]:
 
 
 async def first(condition: Callable[[], bool], limit: float) -> float:
-    """Seconds until the condition holds."""
+    """Wait until the condition holds, and return the seconds."""
     start = time.monotonic()
     async with asyncio.timeout(limit):
         while True:
@@ -136,7 +137,7 @@ def test_outage_of_real_brokers_is_noticed(
 async def notice(
     cluster: KafkaCluster, producer: Producer[Any, Any], log: LogTap, fault: Fault, reason: str
 ) -> None:
-    """Cause the fault and wait until log, health() and explain() name it."""
+    """Cause the fault, and wait until the log, health() and explain() name it."""
     loop = asyncio.get_running_loop()
     begin = asyncio.create_task(fault(cluster))
     started = loop.time()

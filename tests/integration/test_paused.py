@@ -1,4 +1,4 @@
-"""A broker that does not respond: bounded memory, fair waiting, timeouts on time."""
+"""A broker that does not respond: bounded memory, fair waiting, and timely timeouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EARLY = 0.05
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaCluster]:
-    """A separate node, because freezing it would disturb other tests."""
+    """A separate node, because freezing a shared node would disturb other tests."""
     cluster = KafkaCluster(1)
     cluster.start_blocking()
     yield cluster
@@ -106,7 +106,7 @@ def test_waiters_broker_paused_then_resumed_admitted_in_fifo_order(
             await broker.pause_all()
 
             async def one(number: int) -> None:
-                # Small records must not overtake the large ones that wait before them.
+                # Small records must not overtake the large records that already wait.
                 await producer.submit(topic, b"v" * (100 if number % 2 else 20_000))
                 admitted.append(number)
 
@@ -126,7 +126,7 @@ def test_waiters_broker_paused_then_resumed_admitted_in_fifo_order(
 
 def test_timeouts_broker_paused_on_time(broker: KafkaCluster, run: Run, topic: str) -> None:
     async def scenario() -> dict[str, tuple[float, float]]:
-        """What → (wanted, measured) seconds."""
+        """Return pairs of (expected, measured) seconds by description."""
         times: dict[str, tuple[float, float]] = {}
         producer: Producer[bytes, bytes] = Producer(
             bootstrap_servers=broker.bootstrap_servers,

@@ -40,7 +40,8 @@ needs_prometheus = pytest.mark.skipif(
 
 @contextmanager
 def served(registry: CollectorRegistry, formats: set[str]) -> Iterator[int]:
-    """The registry over HTTP; adds the content types of the responses to `formats`."""
+    """Serve the registry over HTTP and yield the port. Add the content types of the responses to
+    `formats`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -52,7 +53,7 @@ def served(registry: CollectorRegistry, formats: set[str]) -> Iterator[int]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -73,7 +74,7 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A server with its data in a directory; `ask` evaluates a query."""
+    """A server with its data in a directory. `ask` evaluates a query."""
 
     def __init__(self, directory: Path, target: int, *features: str) -> None:
         self.port = free_port()
@@ -88,7 +89,7 @@ class Prometheus:
         )  # fmt: skip
 
     def ask(self, query: str) -> list[Any]:
-        """The result vector; empty as long as the server is not ready."""
+        """Return the result vector. It is empty until the server is ready."""
         url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode(
             {"query": query}
         )
@@ -100,7 +101,7 @@ class Prometheus:
             return []
 
     def value(self, query: str) -> float | None:
-        """The value of a query with one result."""
+        """Return the value of a query that has a single result, or None without a result."""
         result = self.ask(query)
         return float(result[0]["value"][1]) if result else None
 
@@ -110,7 +111,8 @@ class Prometheus:
 
 
 def scraped(directory: Path, queries: list[str], *features: str) -> tuple[Any, ...]:
-    """Results of queries once 300 records were delivered, the metrics then, and the formats."""
+    """Return the results of queries after 300 delivered records, the metrics at that time, and the
+    formats."""
     formats: set[str] = set()
 
     async def main() -> tuple[Any, ...]:
@@ -144,7 +146,7 @@ def scraped(directory: Path, queries: list[str], *features: str) -> tuple[Any, .
 
 
 def panels_queries() -> list[str]:
-    """The expressions of the dashboard, with its variables filled in."""
+    """Return the expressions of the dashboard with its variables filled in."""
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [
         target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])
@@ -164,13 +166,14 @@ def test_prometheus_scrapes_a_producer(tmp_path: Path) -> None:
     assert all(content_type.startswith("text/plain") for content_type in formats)
     assert float(found[0][0]["value"][1]) == metrics["delivery_time_s"]["count"]
     empty = [query for query, result in zip(queries, found[1:], strict=True) if not result]
-    # Nothing has failed, was throttled or waited.
+    # No record has failed, was throttled or had to wait.
     assert all("errors_total" in query or "refusals_total" in query for query in empty), empty
 
 
 @needs_prometheus
 def test_prometheus_reads_native_histograms(tmp_path: Path) -> None:
-    """Without loss: count, sum and every bucket are those of `producer.metrics()`."""
+    """The conversion is lossless: the count, the sum and every bucket equal those of
+    `producer.metrics()`."""
     found, metrics, formats = scraped(
         tmp_path,
         [

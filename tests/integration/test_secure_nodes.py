@@ -1,4 +1,5 @@
-"""Three nodes behind SASL_SSL whose sessions last seconds, restarted one after the other."""
+"""Three nodes with SASL_SSL and sessions of a few seconds, which are restarted one after
+another."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_security_three_nodes_restarted_in_turn_lose_nothing(
     report = check(nodes.bootstrap_servers, history)
     assert report.ok, str(report)
     assert report.acknowledged == report.in_log == len(history) >= RECORDS
-    assert connections.opened >= 6  # every node twice
+    assert connections.opened >= 6  # two connections to every node
     run_uvloop(nodes.delete_topic(topic))
 
 

@@ -1,5 +1,5 @@
 """Real brokers with TLS and SASL listeners: every record is stored once, and wrong credentials are
-refused."""
+rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SESSION_MS = 4_000
 
 
 def bearer(lifetime_s: float = 3600.0) -> str:
-    """An unsecured JWS, which brokers without a validator take."""
+    """Return an unsecured JWS, which brokers without a validator accept."""
     now = time.time()
     parts = ({"alg": "none"}, {"sub": "alice", "iat": now - 10, "exp": now + lifetime_s})
     texts = [base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") for p in parts]
@@ -224,7 +224,7 @@ def test_security_refusal_is_named_to_all_waiting_calls_in_time(
 @pytest.mark.parametrize(
     "mechanism",
     [
-        # In CI one with a password and the one with tokens; half a minute each.
+        # CI runs one mechanism with a password, and the one with tokens. Each takes half a minute.
         pytest.param(
             name, marks=() if name in ("SCRAM-SHA-256", "OAUTHBEARER") else pytest.mark.slow
         )
@@ -234,7 +234,8 @@ def test_security_refusal_is_named_to_all_waiting_calls_in_time(
 def test_f78_sessions_of_seconds_under_load_lose_nothing(
     secure_cluster: KafkaCluster, run_uvloop: Run, topic: str, mechanism: str
 ) -> None:
-    """Several renewals per connection while records stream; none fails or changes places."""
+    """Each connection is re-authenticated several times during the load. No record fails or changes
+    its order."""
     connections = Connections()
     settings = {
         "bootstrap_servers": secure_cluster.listener("SHORT"),
@@ -245,11 +246,12 @@ def test_f78_sessions_of_seconds_under_load_lose_nothing(
     }
     seconds = 3.5 * SESSION_MS / 1000
     run_uvloop(every_record_once_for(secure_cluster, topic, seconds, settings))
-    assert connections.opened <= 2  # bootstrap and broker: no session was cut
+    # One to the bootstrap address and one to the broker: no session was closed.
+    assert connections.opened <= 2
 
 
 class Connections(Observer):
-    """Counts what was opened."""
+    """Counts opened connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +268,7 @@ TASKS, MINUTES = 16, 5
 def test_f78_five_minutes_of_renewals_cost_no_error_and_little_latency(
     secure_cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """Two producers side by side, one of them authenticating again every few seconds."""
+    """Two producers run at the same time, one of which authenticates again every few seconds."""
     settings = {"security_protocol": "SASL_SSL", **sasl("SCRAM-SHA-512"), **TRUST}
     connections = Connections()
 

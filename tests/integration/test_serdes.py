@@ -1,5 +1,5 @@
-"""Records of aiokprod's serializers on real brokers, read back by the deserializers of
-confluent-kafka, with srfake of franz-go as the registry that both ask."""
+"""Records of aiokprod's serializers on real brokers. The deserializers of confluent-kafka read them
+back. Both use srfake of franz-go as the registry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def srfake() -> Iterator[SrfakeRegistry]:
 
 @pytest.fixture
 def contexts() -> Iterator[contextlib.ExitStack]:
-    """What is entered is left at the end of the test."""
+    """Yield a stack that exits its context managers at the end of the test."""
     with contextlib.ExitStack() as stack:
         yield stack
 

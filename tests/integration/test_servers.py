@@ -1,4 +1,5 @@
-"""Many runs of the web examples under real servers: SIGTERM under load, and without brokers."""
+"""Many runs of the web examples under real servers: SIGTERM under load, and SIGTERM without
+brokers."""
 
 from __future__ import annotations
 

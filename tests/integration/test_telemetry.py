@@ -1,4 +1,5 @@
-"""Metrics pushed to a Kafka broker with a receiver (KIP-714), as the broker hands them over."""
+"""Metrics that are pushed to a Kafka broker with a receiver (KIP-714), as the broker passes them to
+the receiver."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ INTERVAL_S = 1
 
 @pytest.fixture(scope="module")
 def received(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the payloads."""
+    """Return the folder for the payloads."""
     return tmp_path_factory.mktemp("received")
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, received: Path) -> Iterator[KafkaCluster]:
-    """A node with the receiver, and a subscription to all metrics of producers."""
+    """Start a node with the receiver, and subscribe to all producer metrics."""
     java = find_java()
     if java is None:
         pytest.skip("no JDK: the receiver of the pushes is a Java class")
@@ -104,14 +105,15 @@ def test_broker_receives_the_metrics(
             for point in metric.gauge.data_points:
                 assert point.as_double >= 0
                 found[name] = point.as_double
-    # Nothing was throttled.
+    # No request was throttled.
     assert {name for name in REQUIRED if "throttle" not in name} <= set(found)
-    assert found["record.send.total"] == found["topic.record.send.totaltopic"] == sent  # delta
+    # Both values are sums of deltas.
+    assert found["record.send.total"] == found["topic.record.send.totaltopic"] == sent
     assert 0 < found["node.request.latency.avg"] <= found["node.request.latency.max"] < 60_000
 
 
 def described(folder: Path) -> dict[str, set[tuple[str, ...]]]:
-    """Kind, names of the attributes and ids of brokers, by name of the metric."""
+    """Return the kind, attribute names and broker ids of each metric, by metric name."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for _, data in payloads(folder):
         for resource in MetricsData.FromString(data).resource_metrics:

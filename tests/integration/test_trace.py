@@ -1,4 +1,5 @@
-"""A consumer of aiokafka, instrumented by OpenTelemetry's contrib package, continues the trace."""
+"""An aiokafka consumer with OpenTelemetry's contrib instrumentation continues the trace of the
+producer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Transactions against real brokers: Kafka 4.3 under both protocols and 3.9, read back by an
-independent read_committed consumer.
+"""Transactions with real brokers: Kafka 4.3 with both transaction protocols, and 3.9. An
+independent read_committed consumer reads the records back.
 
-AIOKPROD_COPIER_RECORDS=100000 runs the copier at the size of Kafka's own transactions_test,
-AIOKPROD_COPIER_RUNS=3 as often in a row.
+AIOKPROD_COPIER_RECORDS=100000 runs the copier at the size of Kafka's own transactions_test.
+AIOKPROD_COPIER_RUNS=3 runs it three times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {"4.3-TV2": KAFKA_4, "4.3-TV1": KAFKA_4, "3.9": KAFKA_3}
 RECORDS = int(os.environ.get("AIOKPROD_COPIER_RECORDS", "9000"))
 RUNS = int(os.environ.get("AIOKPROD_COPIER_RUNS", "1"))
 PARTITIONS = 3
-# Brokers look for transactions that have timed out every 10 s by default.
+# By default, brokers search for timed-out transactions every 10 s.
 CHECKED_EVERY_MS = 500
 PER_TRANSACTION = 750
 ABORT_PERCENT = 10
@@ -38,7 +38,7 @@ KILLS = 3
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    """Three nodes of each kind in turn."""
+    """Start three nodes, of each kind in turn."""
     checks = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
     made = KafkaCluster(3, version=KINDS[request.param], config={checks: str(CHECKED_EVERY_MS)})
     made.start_blocking()
@@ -92,8 +92,8 @@ def test_transactions_with_aborts_committed_ones_visible_in_order(
 def test_abort_right_after_a_commit_leaves_the_producer_usable(
     cluster: KafkaCluster, run: Run, topic: str
 ) -> None:
-    """While the markers of the commit are still being written, whatever of the new transaction the
-    brokers have seen."""
+    """The brokers may still write the markers of the commit, and may have received any part of the
+    new transaction."""
     dice = random.Random(5)
 
     async def scenario() -> None:
@@ -140,8 +140,8 @@ def test_restart_same_id_fences_and_aborts(cluster: KafkaCluster, run: Run, topi
 def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
     cluster: KafkaCluster, run_uvloop: Run, topic: str
 ) -> None:
-    """SIGKILL, and no producer starts again with this id: only the transaction timeout of the
-    coordinator ends it."""
+    """The process is killed with SIGKILL, and no producer starts again with this id. Only the
+    coordinator's transaction timeout ends the transaction."""
     timeout_s = 5.0
     servers = cluster.bootstrap_servers
 
@@ -172,7 +172,7 @@ def test_crash_mid_transaction_readers_wait_no_longer_than_its_timeout(
 def test_end_brokers_silent_returns_in_time_then_resumes(
     cluster: KafkaCluster, run_uvloop: Run, topic: str, verdict: str
 ) -> None:
-    """Every broker is frozen and connections stay open, so only the client's clock ends the
+    """Every broker is frozen but connections stay open, so only the client's timeout ends the
     call."""
     timeout_s = 1.0
 
@@ -200,7 +200,7 @@ def test_end_brokers_silent_returns_in_time_then_resumes(
                 await producer.send(topic, b"next", partition=0)
         return took
 
-    assert max(run_uvloop(scenario())) < 30  # sooner than a request times out
+    assert max(run_uvloop(scenario())) < 30  # less than the request timeout
     wanted = [b"v", b"next"] if verdict == "commit" else [b"next"]
     assert read_committed(cluster.bootstrap_servers, topic) == {0: wanted, 1: [], 2: []}
 
@@ -239,7 +239,7 @@ def test_commit_coordinator_killed_returns_in_time_then_another_takes_over(
                 await cluster.start_node(victim)
         return took
 
-    assert run_uvloop(scenario()) < 30  # sooner than a request times out
+    assert run_uvloop(scenario()) < 30  # less than the request timeout
     found = read_committed(cluster.bootstrap_servers, topic)
     assert found == {partition: [b"v"] for partition in range(PARTITIONS)}
 
@@ -263,7 +263,7 @@ async def copier(servers: str, source: str, target: str, number: int) -> asyncio
 
 
 async def bounce(cluster: KafkaCluster) -> None:
-    """Every broker dies once and comes back."""
+    """Kill and restart every broker, one at a time."""
     for node in cluster.node_ids:
         await asyncio.sleep(3)
         await cluster.kill(node)
@@ -272,8 +272,11 @@ async def bounce(cluster: KafkaCluster) -> None:
 
 
 async def sent(process: asyncio.subprocess.Process, records: int, within: float) -> None:
-    """Wait until the copier has sent `records` records, including those of aborted transactions. It
-    reports them within a transaction, so that a transaction is open whatever the brokers do."""
+    """Wait until the copier has sent `records` records, including those of aborted transactions.
+
+    The copier reports records within a transaction, so a transaction is open when this function
+    returns.
+    """
     assert process.stdout is not None
     async with asyncio.timeout(within):
         while records > 0:
@@ -284,7 +287,8 @@ async def sent(process: asyncio.subprocess.Process, records: int, within: float)
 
 
 async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> float:
-    """Kill the copier after each fifth of the work, while the brokers are killed one by one."""
+    """Kill the copier several times, each time after another fifth of the records, while the
+    brokers are killed one by one. Return the duration."""
     servers = cluster.bootstrap_servers
     started = time.monotonic()
     bouncing = asyncio.ensure_future(bounce(cluster))
@@ -292,7 +296,7 @@ async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> fl
     try:
         for number in range(1, KILLS + 1):
             await sent(process, RECORDS // 5, 120)
-            await asyncio.sleep(random.uniform(0, 0.1))  # before, within and after the commit
+            await asyncio.sleep(random.uniform(0, 0.1))  # before, during or after the commit
             process.kill()
             await process.wait()
             process = await copier(servers, source, target, number)
@@ -310,7 +314,7 @@ async def copy_under_fire(cluster: KafkaCluster, source: str, target: str) -> fl
 
 @pytest.mark.parametrize(
     "cluster",
-    # CI plays one of them: each takes a minute.
+    # CI runs one of them, because each takes a minute.
     [pytest.param(kind, marks=() if kind == "4.3-TV2" else pytest.mark.slow) for kind in KINDS],
     indirect=True,
 )

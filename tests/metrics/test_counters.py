@@ -34,7 +34,7 @@ def test_brokers_beyond_the_limit_are_counted_together() -> None:
 
 
 def test_addresses_that_are_no_brokers_are_counted_together() -> None:
-    """Ids of coordinators are never used again."""
+    """Ids of coordinators are never used again, so separate counters would be useless."""
     table = NodeTable()
     assert table.of(-1) is table.of(-2) is table.of(-1_000_000) is table.of(-1_000_077)
     assert list(table.counters) == [OTHER_NODES]

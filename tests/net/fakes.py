@@ -1,4 +1,4 @@
-"""A loop whose iterations are run by the test, and a transport that keeps what is written."""
+"""An event loop whose iterations are run by the test, and a transport that stores written bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class FakeTimer:
 
 
 class HandLoop:
-    """The three methods of an event loop that a connection uses. Time moves by assignment."""
+    """The three methods of an event loop that a connection uses. A test sets the time by
+    assignment."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -44,11 +45,11 @@ class HandLoop:
 
     @property
     def armed(self) -> list[float]:
-        """When the timers that are set will fire."""
+        """The times at which the active timers fire, in ascending order."""
         return sorted(t.when for t in self.timers if not t.is_cancelled)
 
     def run_pass(self) -> None:
-        """Run what is queued now, not what that queues."""
+        """Run the callbacks that are queued now, but not those that they queue."""
         queued, self.soon = self.soon, []
         for callback, args in queued:
             callback(*args)
@@ -67,7 +68,8 @@ class HandLoop:
             timer.callback(*timer.args)
 
     def advance_to(self, when: float) -> None:
-        """Fire the timers up to a time one by one, each with the iterations that it causes."""
+        """Fire the timers up to `when` one by one. Run the resulting iterations after each
+        timer."""
         while self.armed and self.armed[0] <= when:
             self.now = max(self.now, self.armed[0])
             self.fire_due_timers()
@@ -76,9 +78,10 @@ class HandLoop:
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps written bytes; `accept` bytes at most leave at once, the rest waits for `drain`.
+    """Stores written bytes. At most `accept` bytes leave at once; the rest waits for `drain`.
 
-    `forgets_to_pause` is the fault of `writelines` in CPython 3.12.0-3.12.8 and 3.13.0-3.13.1.
+    `forgets_to_pause` reproduces the defect of `writelines` in CPython 3.12.0-3.12.8 and
+    3.13.0-3.13.1.
     """
 
     def __init__(self, protocol: asyncio.Protocol, loop: HandLoop) -> None:
@@ -141,12 +144,12 @@ class FakeTransport(asyncio.Transport):
         self._end("abort")
 
     def requests(self) -> list[tuple[RequestHeader, Message]]:
-        """The complete requests written so far."""
+        """The complete requests that were written so far."""
         return requests_in([bytes(self.written)])
 
 
 class Recorder:
-    """A ConnectionOwner that keeps what is reported to it."""
+    """A `ConnectionOwner` that records its calls."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""A small broker that gives scripted responses over in-memory transports."""
+"""A small broker that returns scripted responses over in-memory transports."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from tests.net.wire_helpers import ALL_VERSIONS, versions_answer
 METADATA = MetadataRequest(topics=None)
 
 OFFERED = {key: ALL_VERSIONS[key] for key in ALL_VERSIONS.keys() - {71, 72}}
-"""Without the APIs of KIP-714: the first request of a connection is that of the test."""
+"""API versions without the APIs of KIP-714. Without these APIs, the first request of a connection
+is the request of the test."""
 
 Answer = Callable[[RequestHeader, Message], Message | None]
 
 
 class ScriptedBroker:
-    """Listens at an address. `answers` by API key give a message, or None for silence."""
+    """A broker that listens at one address. `answers` maps an API key to a function that returns
+    the response, or None for no response."""
 
     def __init__(self, network: MemoryNetwork, host: str, port: int) -> None:
         self.network = network
@@ -49,7 +51,7 @@ class ScriptedBroker:
         self.network.listen(self.host, self.port, lambda link: Session(self, link))
 
     def stop(self) -> None:
-        """Refuse connections and break those that are open."""
+        """Refuse new connections and reset the open ones."""
         self.network.unlisten(self.host, self.port)
         for link in self.network.links_to(self.host, self.port):
             link.reset()
@@ -99,7 +101,7 @@ class Session(asyncio.Protocol):
 
 
 class ConnectionHarness:
-    """A client in a memory network, and what it reported."""
+    """A client in a memory network, and the events that it reported."""
 
     def __init__(self, servers: str = "b:1", **settings: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -143,14 +145,14 @@ class ConnectionHarness:
         return self.loop.time()
 
     async def until(self, condition: Callable[[], object], seconds: float = 300.0) -> None:
-        """Wait for wake-ups until the condition holds."""
+        """Wait until the condition holds. Check it after each wake-up."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self.wakeup.clear()
                 await self.wakeup.wait()
 
     async def connect(self, node_id: int = -1) -> None:
-        """Dial as often as the backoff allows until the node takes requests."""
+        """Dial as often as the backoff allows, until the node accepts requests."""
         async with asyncio.timeout(600.0):
             while not self.client.ready(node_id, self.now):
                 self.wakeup.clear()
@@ -168,7 +170,7 @@ class ConnectionHarness:
         return done
 
     def slot(self, node_id: int = -1) -> Connection:
-        """The connection of a node that takes a request now."""
+        """Return the connection of a node that accepts a request now."""
         connection = self.client.ready(node_id, self.now)
         assert connection is not None, f"node {node_id} takes no request"
         return connection

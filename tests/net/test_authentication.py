@@ -1,5 +1,5 @@
-"""Authentication as seen by the client, with scripted mechanisms: work in tasks, sessions that end
-(KIP-368), TLS handshakes that fail."""
+"""Authentication in the client with scripted mechanisms: work in tasks, expired sessions (KIP-368),
+and failed TLS handshakes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ HANDSHAKE, AUTHENTICATE = 17, 36
 
 
 class Mechanism:
-    """Handshake, one message, done.
+    """A mechanism with a handshake, one message, and success.
 
     Args:
-        work: instead of the first step; a coroutine function that gives it.
-        lifetime: of every session, s.
+        work: a coroutine function that returns the first step; by default the mechanism itself
+            returns it.
+        lifetime: lifetime of every session, s.
     """
 
     def __init__(self, *, lifetime: float = 0.0, work: Any = None, renewable: bool = True) -> None:
@@ -63,7 +64,7 @@ def harness(mechanism: Mechanism, **settings: Any) -> tuple[ConnectionHarness, A
 
 
 async def failure(made: ConnectionHarness) -> tuple[KafkaError, float]:
-    """How the first attempt to connect ends, and after how many seconds."""
+    """Return the error of the first attempt to connect, and the seconds until it failed."""
     start = made.now
     made.client.ready(-1, start)
     await made.until(lambda: bool(made.disconnects))
@@ -170,8 +171,8 @@ async def test_session_is_renewed_before_it_ends_once_open_requests_have_ended()
 async def test_session_is_renewed_after_a_throttle_because_the_broker_reads_nothing_until_then(
     answered_at: float,
 ) -> None:
-    """The response that tells the throttle time comes before the renewal is due, or is the one that
-    the renewal waited for."""
+    """The response with the throttle time arrives before the renewal is due, or while the renewal
+    waits for this response."""
     mechanism = Mechanism(lifetime=100.0)
     made, broker = harness(mechanism)
     broker.silence(3)

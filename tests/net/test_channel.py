@@ -60,7 +60,7 @@ def ignore(response: Response) -> None: ...
 
 
 def taken(channel: KafkaChannel) -> list[Any]:
-    """The events since the last call, in order."""
+    """Return the events since the last call, in order."""
     events = list(channel.events)
     channel.events.clear()
     return events
@@ -78,7 +78,7 @@ def new_channel(**kwargs: Any) -> KafkaChannel:
 
 
 def ready_channel(ranges: dict[int, tuple[int, int]] | None = None, **kwargs: Any) -> KafkaChannel:
-    """A channel that is READY; the next correlation id is 1."""
+    """Return a channel in state READY. Its next correlation id is 1."""
     channel = new_channel(**kwargs)
     channel.transport_up(1.0, 11.0)
     channel.data_to_send()
@@ -112,7 +112,7 @@ def metadata_answer(correlation_id: int, version: int = VERSION) -> bytes:
     return answer(MetadataResponse(cluster_id=f"c{correlation_id}"), version, correlation_id)
 
 
-# -- the table ------------------------------------------------------------------------------------
+# -- the transition table -------------------------------------------------------------------------
 
 
 DESIGN = {
@@ -219,7 +219,7 @@ def test_version_refused_without_a_hint_asks_with_version_0() -> None:
     "hints", [[99, 99, 99], [4, 4, 4], [3, 2, 1], [2, 2, 2], [0], [-1, -5], [3, 9, 4]]
 )
 def test_f59_version_refused_for_ever_ends_after_three_questions(hints: list[int]) -> None:
-    """A hostile broker lists the version that it has just refused."""
+    """A hostile broker offers the version that it has just rejected."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     asked = []
@@ -249,7 +249,8 @@ def test_errors_of_broken_bytes_name_the_peer_once() -> None:
 
 
 def test_version_refused_in_the_requests_own_format_is_understood() -> None:
-    """Kafka answers UNSUPPORTED_VERSION in version 0; a broker that does not is understood too."""
+    """Kafka answers UNSUPPORTED_VERSION in version 0. Responses of brokers that use another version
+    are understood too."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     channel.data_to_send()
@@ -260,7 +261,8 @@ def test_version_refused_in_the_requests_own_format_is_understood() -> None:
 
 
 def test_version_refused_in_no_known_format_asks_with_version_0() -> None:
-    """librdkafka's mock brokers put version 0's error code before another version's list."""
+    """librdkafka's mock brokers put the error code of version 0 before the list of another
+    version."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     channel.data_to_send()
@@ -283,7 +285,7 @@ def test_other_error_of_api_versions_closes_with_its_code() -> None:
 
 @pytest.mark.parametrize("length", [b"\0", b"\1"], ids=["null", "empty"])
 def test_versions_answer_without_any_api_is_damaged_and_not_an_old_broker(length: bytes) -> None:
-    """The connection ends and another one is tried, because no broker supports no API at all."""
+    """The connection is closed and another one is tried, because every broker supports some API."""
     channel = new_channel()
     channel.transport_up(1.0, 11.0)
     body = (0).to_bytes(4, "big") + b"\0\0" + length + b"\0\0\0\0" + b"\0"
@@ -323,7 +325,7 @@ def test_negotiate_without_common_version_raises_not_sent(api_key: int, cap: int
     assert caught.value.outcome is Outcome.NOT_SENT
 
 
-# -- requests and answers -------------------------------------------------------------------------
+# -- requests and responses -----------------------------------------------------------------------
 
 
 def test_request_and_answer_whole() -> None:
@@ -529,7 +531,7 @@ def test_correlation_id_wraps_at_int32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_empty_chunks_are_not_handed_to_the_transport() -> None:
-    """CPython 3.12 keeps an empty chunk behind a partial write and then spins on it."""
+    """CPython 3.12 keeps an empty chunk behind a partial write, and then busy-loops on it."""
     channel = ready_channel()
     records: Any = [b"", b"abc", b""]
     message = ProduceRequest(
@@ -602,7 +604,7 @@ def test_answer_to_a_request_without_answer_closes() -> None:
     assert isinstance(closed(channel).error, CorrelationMismatch)
 
 
-# -- ends -----------------------------------------------------------------------------------------
+# -- closing --------------------------------------------------------------------------------------
 
 
 def test_f4_eof_inside_a_frame_drops_it_and_fails_oldest_first() -> None:
@@ -789,11 +791,11 @@ def test_repr_names_peer_state_and_reason() -> None:
     assert "closed, local" in repr(channel)
 
 
-# -- authentication seam --------------------------------------------------------------------------
+# -- authentication interface ---------------------------------------------------------------------
 
 
 class FakeMechanism:
-    """Handshake, one challenge, done; or what `script` says."""
+    """A mechanism whose steps are given by `script`."""
 
     def __init__(self, *script: AuthenticationStep | KafkaError | None) -> None:
         self.script = list(script)
@@ -895,7 +897,7 @@ def test_p10_step_with_credentials_does_not_show_them() -> None:
     assert "secret" not in repr(CHALLENGE)
 
 
-# -- any bytes ------------------------------------------------------------------------------------
+# -- arbitrary bytes ------------------------------------------------------------------------------
 
 
 def script() -> bytes:

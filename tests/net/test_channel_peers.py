@@ -1,4 +1,5 @@
-"""Answers of brokers other than Apache Kafka that the channel must understand, as golden bytes."""
+"""Responses of brokers other than Apache Kafka that the channel must understand, as golden
+bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from aiokprod._net.channel_states import State
 from tests.current import current
 from tests.net.wire_helpers import answer, requests_in, versions_answer
 
-# librdkafka's mock brokers answer an ApiVersions version they lack with the error and a list that
-# has a compact length but classic fields: neither version 0 nor the requested one.
+# To an unsupported version of ApiVersions, librdkafka's mock brokers respond with the error and a
+# list that has a compact length but classic fields. This is neither version 0 nor the requested
+# version.
 MOCK_REFUSAL = bytes.fromhex("00230100120000000200000000")
 
 

@@ -44,7 +44,7 @@ from tests.virtual_time import in_virtual_time
 
 
 def conforms(client: NetworkClient) -> BrokerClient:
-    """Lets mypy check that the client implements the engine's port."""
+    """Return the client as the engine's port, so that mypy checks that it implements the port."""
     return client
 
 
@@ -242,7 +242,8 @@ async def test_f69_foreign_cancellation_of_a_dial_task_counts_as_a_failed_attemp
 
 
 class ForgetfulTransport(asyncio.Transport):
-    """As uvloop's: never tells that it ended if its dial was cancelled after `connection_made`."""
+    """A transport that does not call `connection_lost` if its dial was cancelled after
+    `connection_made`, as in uvloop."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -275,7 +276,7 @@ class ForgetfulTransport(asyncio.Transport):
 
 @pytest.mark.parametrize("how", ["peer says goodbye", "a stranger cancels the dial"])
 def test_f04_connection_that_ends_before_its_dial_does_is_not_waited_for(how: str) -> None:
-    """A peer that accepts and closes at once: on uvloop `close` waited forever."""
+    """The peer accepts a connection and closes it at once. On uvloop, `close` waited forever."""
 
     async def main() -> None:
         harness = ConnectionHarness()
@@ -329,11 +330,11 @@ async def test_unexpected_exception_of_a_dialer_is_a_failed_attempt() -> None:
 
 
 class Local:
-    """A local variable of the frames of an error."""
+    """The type of a local variable in the frames of an error."""
 
 
 def raised(failure: BaseException) -> BaseException:
-    """The same error with a traceback, and a frame in it with a local variable."""
+    """Return the same error with a traceback whose frame has a local variable."""
     local = Local()
     try:
         raise failure
@@ -343,7 +344,7 @@ def raised(failure: BaseException) -> BaseException:
 
 
 def chain_of(count: int, attribute: str) -> list[BaseException]:
-    """Raised errors, each the cause or the context of the next."""
+    """Return raised errors, each of which is the cause or the context of the next."""
     errors = [raised(RuntimeError(f"link {number}")) for number in range(count)]
     for before, error in itertools.pairwise(errors):
         setattr(error, attribute, before)
@@ -367,7 +368,8 @@ CHAINS: dict[str, Callable[[], BaseException]] = {
 
 @pytest.mark.parametrize("how", CHAINS)
 def test_dial_error_of_any_chain_is_a_failed_attempt_and_keeps_no_local_variables(how: str) -> None:
-    """The connection keeps the error, and variables of its frames lead back to the connection."""
+    """The connection keeps the error, and local variables in its frames refer back to the
+    connection."""
 
     async def main() -> None:
         harness = ConnectionHarness()
@@ -759,7 +761,7 @@ async def test_f9_smaller_throttle_does_not_shorten_a_longer_one() -> None:
 
 @in_virtual_time
 async def test_f9_throttle_of_any_length_is_waited_out() -> None:
-    """A byte quota of 1 KiB/s asks 967 s for one request of 1 MB."""
+    """With a byte quota of 1 KiB/s, a broker throttles for 967 s after one request of 1 MB."""
     harness = ConnectionHarness()
     broker = harness.broker()
     await harness.connect()
@@ -783,7 +785,8 @@ async def test_f9_throttle_of_any_length_is_waited_out() -> None:
 
 @in_virtual_time
 async def test_f9_throttles_of_several_answers_move_a_deadline_by_their_union() -> None:
-    """Five answers that say 300 s mean that the broker reads nothing for 300 s, not for 1,500."""
+    """Five responses with a throttle time of 300 s mean that the broker reads nothing for 300 s,
+    not for 1,500 s."""
     harness = ConnectionHarness()
     broker = harness.broker()
     broker.silence(3)
@@ -796,7 +799,7 @@ async def test_f9_throttles_of_several_answers_move_a_deadline_by_their_union() 
         session.reply(session.open[index], MetadataResponse(throttle_time_ms=300_000 - index))
     response = await requests[-1]
     assert isinstance(response.error, RequestTimedOut)
-    # Throttled from 1 s to 304 s after the start, less 3 ms.
+    # The throttle lasts from 1 s to 304 s after the start, less 3 ms.
     assert harness.now - start == pytest.approx(10.0 + 303.0 - 0.003, abs=0.01)
     await harness.close()
 
@@ -1056,7 +1059,8 @@ async def test_f65_server_that_hangs_up_is_named() -> None:
 
 @in_virtual_time
 async def test_f65_silent_server_is_given_up_within_the_request_timeout() -> None:
-    """Java gives ApiVersions the request timeout; with a smaller one the setup timeout counts."""
+    """As in Java, ApiVersions has the request timeout. If that is smaller than the setup timeout,
+    the setup timeout applies."""
     harness = ConnectionHarness()
     harness.broker().silence(18)
     start = harness.now
@@ -1104,7 +1108,7 @@ async def test_f67_stalled_loop_reads_the_answer_before_it_judges_the_timeout() 
 
 @in_virtual_time
 async def test_f67_request_stuck_behind_a_stall_gets_a_moment_for_its_answer() -> None:
-    """The stall held up the request as much as the answer."""
+    """The stall delayed the sending of the request, too."""
     harness = ConnectionHarness()
     harness.broker()
     await harness.connect()

@@ -29,7 +29,7 @@ VERSION = 12
 
 
 class Setup:
-    """A connection with its loop, transport and owner; READY by default."""
+    """A connection with its loop, transport and owner, by default in state READY."""
 
     def __init__(
         self, *, ready: bool = True, max_idle: float = math.inf, max_in_flight: int = 5
@@ -61,7 +61,7 @@ class Setup:
     def send(
         self, message: Message = METADATA, version: int = VERSION, **kwargs: Any
     ) -> list[Response]:
-        """Send one request; its response will be in the list returned."""
+        """Send one request. Its response is appended to the returned list."""
         done: list[Response] = []
         options: dict[str, Any] = {
             "now": self.loop.now,
@@ -136,7 +136,7 @@ def test_f65_silent_peer_is_given_up_within_the_setup_timeout() -> None:
     assert setup.transport.how_closed == ["abort"]
 
 
-# -- requests and answers -------------------------------------------------------------------------
+# -- requests and responses -----------------------------------------------------------------------
 
 
 def test_request_is_written_at_once_and_answer_completes_it() -> None:
@@ -253,7 +253,8 @@ def test_can_send_waits_for_the_end_of_the_throttle() -> None:
 
 @pytest.mark.parametrize("forgets_to_pause", [False, True])
 def test_unfinished_write_blocks_further_requests_until_drained(forgets_to_pause: bool) -> None:
-    """One send slot: the newest request must have left completely (Java `canSendMore`)."""
+    """A connection has one send slot. The newest request must have left completely (Java
+    `canSendMore`)."""
     setup = Setup()
     setup.transport.accept = 10
     setup.transport.forgets_to_pause = forgets_to_pause
@@ -318,7 +319,7 @@ def test_write_that_raises_closes_through_the_loss_path_not_inside_send() -> Non
 
 
 def test_request_on_a_closing_transport_fails_as_not_written() -> None:
-    """F11: a send during the close is retried, and the caller does not notice."""
+    """F11: a request that is sent during the close is retried without an error for the caller."""
     setup = Setup()
     setup.transport.abort()
     done = setup.send()
@@ -330,7 +331,7 @@ def test_request_on_a_closing_transport_fails_as_not_written() -> None:
     assert not response.maybe_written
 
 
-# -- ends -----------------------------------------------------------------------------------------
+# -- closing --------------------------------------------------------------------------------------
 
 
 def test_connection_lost_fails_requests_in_order_before_the_owner_hears_of_it() -> None:
@@ -461,7 +462,7 @@ def test_answered_requests_cost_no_timer_work_and_leave_no_timer() -> None:
 
 @pytest.mark.parametrize("early", [20.0, 0.5, 0.01])
 def test_timer_set_for_an_answered_exchange_is_set_again(early: float) -> None:
-    """The timer of the ApiVersions exchange, at 110, is not moved when its response arrives."""
+    """The timer of the ApiVersions exchange, due at 110, is not moved when its response arrives."""
     setup = Setup()
     assert setup.loop.armed == [110.0]
     done = setup.send(timeout=10.0 + early)
@@ -475,7 +476,8 @@ def test_timer_set_for_an_answered_exchange_is_set_again(early: float) -> None:
 
 
 def test_timer_rounded_down_to_a_millisecond_is_not_set_again() -> None:
-    """As uvloop does it: a deadline within that counts as reached."""
+    """uvloop rounds timers down to a millisecond. A deadline within the same millisecond counts as
+    reached."""
     setup = Setup()
     done = setup.send(timeout=10.0009)
     setup.loop.advance_to(110.0)
@@ -483,7 +485,7 @@ def test_timer_rounded_down_to_a_millisecond_is_not_set_again() -> None:
 
 
 def test_f66_trickling_peer_still_times_out() -> None:
-    """One byte per second, never a whole frame."""
+    """The peer sends one byte per second and never completes a frame."""
     setup = Setup()
     done = setup.send()
     data = (1000).to_bytes(4, "big") + bytes(100)

@@ -1,4 +1,4 @@
-"""What is logged about connections, and what errors say of a broker that was connected before."""
+"""Log records about connections, and errors about a broker that was connected before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUESS = "is the port a TLS"
 
 
 class EndsHandshakes(MemoryNetwork):
-    """A network of listeners that end every TLS handshake."""
+    """A network whose listeners end every TLS handshake."""
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
         return [(host, port)]
@@ -31,7 +31,7 @@ class EndsHandshakes(MemoryNetwork):
 
 
 class Log(logging.Handler):
-    """The records of `_net.connection_log`."""
+    """Collects the log records of `_net.connection_log`."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)

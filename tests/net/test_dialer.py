@@ -35,7 +35,7 @@ FAIL_OPTIONS: list[OSError] = []
 
 
 class DialerHarness:
-    """Stands for the running loop and the socket module."""
+    """Replaces the running event loop and the socket module."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sockets: list[FakeSocket] = []
@@ -70,12 +70,12 @@ class DialerHarness:
 
 
 def protocol() -> Any:
-    """Stands for the protocol's class."""
+    """Return a placeholder for a protocol. Its function replaces the protocol's class."""
     return "protocol"
 
 
 def play(coro: Any) -> Any:
-    """Run a coroutine that never waits."""
+    """Run a coroutine that must not wait, and return its result."""
     try:
         coro.send(None)
     except StopIteration as end:

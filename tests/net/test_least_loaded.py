@@ -1,4 +1,4 @@
-"""The node that `least_loaded` chooses; tests/net/test_client.py has it with real connections."""
+"""The node that `least_loaded` chooses. tests/net/test_client.py tests it with real connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOW = 100.0
 
 
 class Requests(list[float]):
-    """Requests in flight, by the times at which they were created."""
+    """The requests in flight on a connection, as the times at which they were created."""
 
     @property
     def oldest(self) -> Any:
@@ -25,17 +25,18 @@ class Requests(list[float]):
 
 
 def ready(node_id: int, *created: float) -> Candidate:
-    """A node that accepts requests and has some in flight."""
+    """Return a connected node that accepts requests. The arguments are the creation times of its
+    requests in flight."""
     return candidate(node_id, sendable=True, preparing=False, requests=Requests(created))
 
 
 def preparing(node_id: int) -> Candidate:
-    """A node that is being connected."""
+    """Return a node whose connection is being established."""
     return candidate(node_id, sendable=False, preparing=True, requests=Requests())
 
 
 def full(node_id: int) -> Candidate:
-    """A connected node that accepts no request now."""
+    """Return a connected node that accepts no request now."""
     return candidate(node_id, sendable=False, preparing=False, requests=Requests([NOW]))
 
 
@@ -57,7 +58,7 @@ def states() -> ClusterConnectionStates:
 
 
 def chosen(states: ClusterConnectionStates, *nodes: Candidate) -> set[int | None]:
-    """The choices of many searches, each of which starts at a random node."""
+    """Return the choices of many searches, each of which starts at a random node."""
     rng = random.Random(2)
     return {least_loaded(nodes, states, rng, NOW) for _ in range(50)}
 

@@ -1,4 +1,4 @@
-"""ApiVersions responses: how they are decoded, and which version is tried next."""
+"""ApiVersions responses: their decoding, and the version that is tried next."""
 
 from __future__ import annotations
 

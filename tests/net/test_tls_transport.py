@@ -45,7 +45,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class Noted(asyncio.Protocol):
-    """Keeps what is reported to it."""
+    """Records the calls of the transport."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -94,7 +94,8 @@ async def listener() -> AsyncIterator[tuple[socket.socket, int]]:
 async def dial(
     client: ssl.SSLContext,
 ) -> AsyncIterator[tuple[asyncio.Future[tuple[Any, Any]], socket.socket]]:
-    """A dial to "broker.test" whose handshake has not begun at the broker's end, and that end."""
+    """Dial "broker.test". Yield the dial, and the broker's socket, on which the handshake has not
+    begun."""
     async with listener() as (sock, port):
         accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(sock))
         dialling = asyncio.ensure_future(
@@ -108,15 +109,15 @@ async def dial(
 
 @contextlib.asynccontextmanager
 async def session(folder: Path) -> AsyncIterator[tuple[Any, Noted, TlsPeer]]:
-    """A connected client's transport and protocol, and the broker's end."""
+    """Connect a client. Yield its transport, its protocol and the broker's end."""
     client, server = contexts(folder)
     async with dial(client) as (dialling, accepted):
         peer = TlsPeer(accepted, server)
         await peer.handshake()
         transport, protocol = await dialling
         assert isinstance(protocol, Noted)
-        # As after every versions exchange, nothing of the handshake (session tickets) is
-        # unread: a socket closed before it is read resets the connection.
+        # As after the ApiVersions exchange of a real connection, no handshake data (session
+        # tickets) is unread. A socket that is closed with unread data resets the connection.
         await peer.sendall(b"!")
         await protocol.until(lambda: protocol.received == b"!")
         protocol.received.clear()
@@ -156,7 +157,7 @@ def test_everything_written_arrives_in_order_and_answers_come_back(
 
 def test_large_chunk_is_encrypted_and_handed_on_in_slices(run: Run, tmp_path: Path) -> None:
     class Sizes:
-        """The plain transport, which notes what it is given."""
+        """A wrapper of the plain transport that records the size of each write."""
 
         def __init__(self, plain: Any) -> None:
             self.plain = plain
@@ -319,8 +320,8 @@ def test_refused_certificate_is_left_to_the_caller_and_alerted_to_the_broker(
 def test_alert_that_refuses_our_certificate_is_read_although_the_broker_resets(
     run: Run, tmp_path: Path
 ) -> None:
-    """In TLS 1.3 our side of the handshake is complete before the broker has seen the certificate.
-    A broker that is quick enough resets the connection before the first request is written."""
+    """In TLS 1.3, the client's side of the handshake is complete before the broker has seen the
+    certificate. A fast broker resets the connection before the first request is written."""
     connections: list[tuple[socket.socket, TlsPeer]] = []
 
     def refuse() -> None:
@@ -423,14 +424,16 @@ def test_small_neighbours_share_a_record_and_large_chunks_are_not_copied() -> No
 
 
 RECORD = b"z" * 2_000_000
-"""More than the socket buffers of both sides and what a paused TLS server reads ahead."""
+"""A value larger than the socket buffers of both sides plus the read-ahead of a paused TLS
+server."""
 
 
 @contextlib.asynccontextmanager
 async def acks0(
     folder: Path, *, tls: bool
 ) -> AsyncIterator[tuple[FakeCluster, Any, Callable[[], None]]]:
-    """A producer without acknowledgments, of a broker that reads nothing until it is resumed."""
+    """Start a producer with acks=0, and a broker that reads nothing until the yielded function
+    resumes it."""
     settings: dict[str, Any] = {}
     server = None
     if tls:
@@ -454,8 +457,7 @@ async def acks0(
             for connection in broker.connections
         ]
         for transport in transports:
-            # The size is fixed, because the kernel would otherwise let the buffer grow to
-            # megabytes.
+            # Without a fixed size, the kernel would let the buffer grow to megabytes.
             transport.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVBUF, 65536
             )
@@ -528,8 +530,8 @@ def test_close_reports_bytes_that_did_not_leave_within_its_timeout(
 
 @contextlib.asynccontextmanager
 async def no_garbage_of(*kinds: type) -> AsyncIterator[None]:
-    """What the block makes of these types is freed without the garbage collector, once what it
-    has begun to close is closed."""
+    """Check that objects of these types from the block are freed without the garbage collector,
+    after pending closes have completed."""
 
     def alive() -> list[int]:
         found = Counter(type(thing) for thing in gc.get_objects())
@@ -554,7 +556,8 @@ REFUSALS = {
 
 @contextlib.asynccontextmanager
 async def refusing(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
-    """A listener that ends every handshake; its port, and an entry for each."""
+    """Listen on a port and end every handshake. Yield the port and a list that gets an entry per
+    handshake."""
     ended: list[None] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -573,7 +576,7 @@ async def refusing(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
 def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(
     run: Run, tmp_path: Path, how: str
 ) -> None:
-    """A broker with a wrong certificate is retried for hours."""
+    """A client may retry a broker with a wrong certificate for hours."""
     client, _ = contexts(tmp_path)
 
     async def main() -> None:
@@ -592,8 +595,9 @@ def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(
 def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_garbage_collector(
     run: Run, tmp_path: Path, when: str, complete: bool
 ) -> None:
-    """`close` and the setup timeout cancel dials at any await. In this one the plain transport and
-    the TLS transport know each other already, and uvloop does not call `connection_lost`."""
+    """`close` and the setup timeout can cancel a dial at any await. At this await the plain
+    transport and the TLS transport already refer to each other, and uvloop does not call
+    `connection_lost`."""
     client, _ = contexts(tmp_path)
 
     class Cancelling(ssl.SSLObject):
@@ -602,12 +606,13 @@ def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_g
                 dials[0].cancel()
             else:
                 asyncio.get_running_loop().call_soon(dials[0].cancel)
-            # If `complete`, the handshake ends in this call, as if the broker had already answered.
+            # If `complete`, the handshake completes in this call, as if the broker had already
+            # responded.
             if not complete:
                 super().do_handshake()
 
     class Keeping(asyncio.Protocol):
-        """Keeps its transport until its dial has failed, as `Connection` does."""
+        """Keeps its transport until the dial has failed, as `Connection` does."""
 
         def connection_made(self, transport: Any) -> None:
             kept.append(transport)
@@ -633,7 +638,7 @@ def test_dial_cancelled_before_create_connection_returns_leaves_nothing_to_the_g
                     await dials[0]
                 with contextlib.suppress(ConnectionError):
                     while await loop.sock_recv(accepted, 1 << 16):
-                        pass  # a ClientHello may have left
+                        pass  # the client may have sent a ClientHello
             assert len(kept) == complete
             while kept:
                 kept[0].write(b"too late")
@@ -662,7 +667,7 @@ def test_producer_whose_handshakes_fail_leaves_nothing_to_the_garbage_collector(
         ):
 
             async def keep_sending() -> None:
-                """Each record that fails is followed by one that dials again."""
+                """Send records one after another. The record after a failed record dials again."""
                 while True:
                     with contextlib.suppress(KafkaError):
                         await producer.send("t", b"v")

@@ -1,7 +1,7 @@
-"""Assumptions of the design about real transports, on a socket pair: asyncio's and uvloop's, plain
-and with TLS.
+"""The design's assumptions about real transports, tested on a socket pair with asyncio and uvloop,
+plain and with TLS.
 
-The write buffer limit of 0 must make "paused" mean "the last request has not left completely".
+With a write buffer limit of 0, "paused" must mean "the last request has not left completely".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if sys.platform != "win32":
 
 
 class Owner(Recorder):
-    """Resolves a future per kind of event awaited."""
+    """An owner that resolves a future per kind of awaited event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ CA = Authority("transports CA")
 
 
 def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a client and of the broker it trusts."""
+    """Return the TLS contexts of a client, and of the broker that the client trusts."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(CA.issue("broker.test").write(folder, "server"))
     return ssl.create_default_context(cadata=CA.pem), server
 
 
 class TlsPeer:
-    """The broker's end of a TLS session, over a socket that is read only when the test wants."""
+    """The broker's end of a TLS session. It reads its socket only when the test requests it."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self.sock = sock
@@ -115,10 +115,10 @@ class TlsPeer:
 
 
 class Pair:
-    """A connection over one end of a socket pair; the test plays the broker on the other.
+    """A connection over one end of a socket pair. The test acts as the broker at the other end.
 
     Args:
-        tls: the contexts of both sides; None for plaintext.
+        tls: the TLS contexts of both sides; None for plaintext.
     """
 
     def __init__(self, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None) -> None:
@@ -169,7 +169,7 @@ class Pair:
         return bytes(data)
 
     async def write(self, data: bytes) -> None:
-        """Send bytes as the broker."""
+        """Send bytes from the broker's end."""
         if self.peer is None:
             await self.loop.sock_sendall(self.broker, data)
         else:
@@ -204,12 +204,12 @@ class Pair:
 
 
 BIG = 8 << 20
-"""More than any socket buffer takes at once."""
+"""More bytes than any socket buffer accepts at once."""
 
 
 @pytest.fixture(params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """The contexts of both sides; None for plaintext."""
+    """Return the TLS contexts of both sides, or None for plaintext."""
     return contexts(tmp_path) if request.param == "tls" else None
 
 
@@ -302,7 +302,7 @@ def test_broker_that_vanishes_fails_requests(run: Run) -> None:
 
 def test_request_without_answer_whose_write_fails_does_not_count_as_written(run: Run) -> None:
     async def main(pair: Pair) -> None:
-        pair.sock.shutdown(socket.SHUT_WR)  # from now on every write fails with EPIPE
+        pair.sock.shutdown(socket.SHUT_WR)  # every later write fails with EPIPE
         error = (await pair.send(100, acks=0)).error
         assert error is not None
         assert error.outcome is Outcome.UNKNOWN

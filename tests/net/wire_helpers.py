@@ -1,4 +1,4 @@
-"""The broker's side of the bytes, for tests without a connection."""
+"""The broker's encoding and decoding of frames, for tests without a connection."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def versions_answer(ranges: dict[int, tuple[int, int]] | None = None, **fields: 
 
 
 def answer(message: Message, version: int, correlation_id: int) -> bytes:
-    """A response frame with its length."""
+    """Return a response frame, including its length."""
     return b"".join(encode_response(message, version, correlation_id))
 
 
 def requests_in(chunks: Iterable[Any]) -> list[tuple[RequestHeader, Message]]:
-    """What a broker reads in these bytes."""
+    """Return the requests that a broker decodes from these bytes."""
     found = []
     for frame in FrameReader(1 << 30).feed(b"".join(chunks)):
         header, body = decode_request_header(frame)

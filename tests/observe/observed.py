@@ -1,4 +1,4 @@
-"""Producers with something to observe, in virtual time."""
+"""Producers in virtual time whose telemetry the tests observe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 def with_producer(
     body: Callable[[FakeCluster, Producer[Any, Any]], Awaitable[T]], **options: Any
 ) -> T:
-    """Run `body` in virtual time with a cluster of three brokers; the topic `t` exists."""
+    """Run `body` in virtual time with a cluster of three brokers and the topic `t`."""
 
     async def main() -> T:
         cluster = FakeCluster(3)

@@ -38,7 +38,8 @@ _MESSAGES: Final = {
     ),
     "MetricFamily": "1 string name, 2 string help, 3 int32 type, 4 *Metric metric",
 }
-"""Number, type and name of the fields; * is repeated. The enum of types is read as a number."""
+"""Number, type and name of each field; * marks a repeated field. The enum MetricType is read as an
+int32."""
 
 
 def _family_class() -> type[Any]:
@@ -62,7 +63,8 @@ def _family_class() -> type[Any]:
 
 
 def read_families(data: bytes) -> Iterator[Any]:
-    """The messages of a response. Fields that the schema above lacks are an error."""
+    """Yield the messages of a response. Raise AssertionError for fields that the schema above
+    lacks."""
     family_class, position = _family_class(), 0
     while position < len(data):
         length, position = decoder._DecodeVarint32(data, position)

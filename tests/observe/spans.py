@@ -1,4 +1,4 @@
-"""A tracer that only counts: every span is ended once, and which ones have failed."""
+"""A tracer that counts spans: started, open, failed, and ended more than once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 
 
 class CountedSpan(NonRecordingSpan):
-    """Counts the calls of `end`, and keeps the status with which it ended."""
+    """A span that counts the calls of `end` and keeps its final status."""
 
     def __init__(self, owner: CountingTracer, context: SpanContext) -> None:
         super().__init__(context)
@@ -45,7 +45,7 @@ class CountedSpan(NonRecordingSpan):
 
 
 class CountingTracer(Tracer, TracerProvider):
-    """A tracer that counts its spans, and its own provider.
+    """A tracer that counts its spans and is its own provider.
 
     Attributes:
         started, open, failed, ended_again: numbers of spans.
@@ -86,5 +86,5 @@ def span_context(number: int, *, sampled: bool = True) -> SpanContext:
 
 
 def active(number: int = 1, *, sampled: bool = True) -> Any:
-    """A context manager: a span is active."""
+    """Return a context manager that makes a span active."""
     return use_span(NonRecordingSpan(span_context(number, sampled=sampled)))

@@ -1,5 +1,5 @@
-"""Spans and counters under faults: every span ends once, error spans are the failed records, and
-the counters are the results of the calls."""
+"""Spans and counters under faults: every span ends once, spans with an error match the failed
+records, and the counters match the results of the calls."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CHUNK = 500
 
 
 SEEDS = range(1, 1 + int(os.environ.get("AIOKPROD_SPAN_SEEDS", "1")))
-"""A release takes ten of each kind, a million records."""
+"""A release runs ten seeds of each kind, a million records in total."""
 
 
 class Results:
-    """The results of the calls, by topic. That of a cancelled call leaves its record open."""
+    """The results of the calls, by topic. The outcome of a cancelled call's record is unknown."""
 
     def __init__(self) -> None:
         self.delivered: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Results:
         self.cancelled: Counter[str] = Counter()
 
     def note(self, topic: str, done: Any) -> None:
-        """`done` is a task or a `Delivery`."""
+        """Count the result of `done`, a task or a `Delivery`."""
         if done.cancelled():
             self.cancelled[topic] += 1
         elif done.exception() is None:
@@ -82,7 +82,7 @@ def disturb(cluster: FakeCluster, rng: random.Random) -> None:
 async def send_some(
     producer: Producer[Any, Any], rng: random.Random, results: Results, number: int
 ) -> asyncio.Task[Any] | None:
-    """Send one record in one of the ways; returns the task, if there is one."""
+    """Send one record in a random way. Return the task, if there is one."""
     topic = rng.choice(TOPICS)
     value = b"x" * (2 << 20 if rng.random() < 0.002 else 30)
     way = rng.random()
@@ -143,7 +143,7 @@ def accounted(
 
 
 def check_exposition(registry: CollectorRegistry, producer: Producer[Any, Any]) -> None:
-    """Check that Prometheus would read the values of `metrics()`."""
+    """Check that the exposition contains the values of `metrics()`."""
     text, _ = exposition(registry)
     sums: dict[str, float] = defaultdict(float)
     for family in parse(text.decode()):

@@ -27,7 +27,7 @@ from tests.observe.spans import active, span_context
 
 
 class Sdk:
-    """An SDK that keeps its spans."""
+    """An OpenTelemetry SDK that stores its spans in memory."""
 
     def __init__(self, **options: Any) -> None:
         self.provider = TracerProvider(**options)
@@ -157,12 +157,13 @@ def test_refused_and_withdrawn_records_have_error_spans(sdk: Sdk, spans: Any) ->
         cluster.auto_create = False
         with sdk.tracer.start_as_current_span("checkout"):
             with pytest.raises(KafkaError):
-                await producer.send("t", b"x" * (2 << 20))  # too large
+                await producer.send("t", b"x" * (2 << 20))  # the record is too large
             with pytest.raises(KafkaError):
-                await producer.send("missing", b"value")  # no metadata: before the plug-in
+                # The topic has no metadata, so the call fails before the plug-in is called.
+                await producer.send("missing", b"value")
             sending = asyncio.ensure_future(producer.send("t", b"value"))
             await asyncio.sleep(0.01)
-            sending.cancel()  # in an open batch
+            sending.cancel()  # the record is in an open batch
             with pytest.raises(asyncio.CancelledError):
                 await sending
         await asyncio.sleep(0)
@@ -239,7 +240,7 @@ def test_baggage_and_trace_state_are_propagated(sdk: Sdk) -> None:
 
 
 def test_traceparent_is_written_as_by_the_propagator(sdk: Sdk) -> None:
-    """The header that is formatted here, for many contexts."""
+    """The plug-in formats this header itself. The test compares many contexts."""
 
     async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         expected = []
@@ -257,7 +258,7 @@ def test_traceparent_is_written_as_by_the_propagator(sdk: Sdk) -> None:
 
 
 class B3(TraceContextTextMapPropagator):
-    """A propagator with another header, which changes with every call."""
+    """A propagator that writes another header, with a different value at every call."""
 
     calls = 0
 

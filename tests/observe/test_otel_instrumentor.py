@@ -94,7 +94,7 @@ def test_entry_point_names_the_class() -> None:
 
 
 def test_instrumentation_of_aiokafka_reads_the_headers(tracer: CountingTracer) -> None:
-    """The instrumentation is that of the contrib package, for its consumers."""
+    """The consumer instrumentation is the one of the OpenTelemetry contrib package."""
 
     async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         with active(77, sampled=False):

@@ -29,7 +29,7 @@ START, NOW = 1_000, 2_000
 
 
 class Kept(MetricExporter):
-    """Keeps what is exported."""
+    """An exporter that stores the exported metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_values_are_those_of_metrics() -> None:
 
 
 def test_histograms_are_exported_without_loss() -> None:
-    """Read back from OTLP, by the definition of exponential histograms."""
+    """The test decodes the OTLP message according to the definition of exponential histograms."""
 
     async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         values = [0.0, *(1.01**step / 1000 for step in range(1500))]

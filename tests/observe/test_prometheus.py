@@ -100,7 +100,8 @@ def test_classic_buckets_are_exact() -> None:
 
 
 def buckets(native: NativeHistogram) -> dict[tuple[float, float], int]:
-    """Bounds and count of the buckets, as docs of native histograms define them."""
+    """Return the bounds and counts of the buckets, as the Prometheus documentation of native
+    histograms defines them."""
     found, count = {}, 0
     for span in native.pos_spans or ():
         for place, delta in enumerate(native.pos_deltas or ()):
@@ -136,7 +137,7 @@ def test_native_histograms_survive_the_text_of_open_metrics() -> None:
         expected = native_histogram(producer.metrics()["queue_time_s"])
         (shown,) = [line for line in lines if line.startswith("kafka_producer_queue_time_seconds{")]
         (span,), deltas = expected.pos_spans or (), expected.pos_deltas or ()
-        # Compare the text, because prometheus_client's parser does not read negative offsets.
+        # Compare the text, because the parser of prometheus_client does not read negative offsets.
         assert f"count:{expected.count_value}," in shown
         assert f"positive_spans:[{span.offset}:{span.length}]" in shown
         assert f"positive_deltas:[{','.join(map(str, deltas))}]" in shown
@@ -145,7 +146,7 @@ def test_native_histograms_survive_the_text_of_open_metrics() -> None:
 
 
 def test_text_is_that_of_prometheus_client() -> None:
-    """Of all collectors of the registry, and without native histograms."""
+    """The text covers all collectors of the registry, without native histograms."""
 
     async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
         await some_traffic(cluster, producer)
@@ -163,7 +164,7 @@ def test_text_is_that_of_prometheus_client() -> None:
 
 
 def registry_with(producer: Producer[Any, Any], other: CollectorRegistry) -> CollectorRegistry:
-    """The same collectors, but for native histograms."""
+    """Return a registry with the same collectors, but without native histograms."""
     registry = registry_of(producer)
     for one in list(other._collector_to_names):
         if not isinstance(one, ProducerCollector):
@@ -172,7 +173,7 @@ def registry_with(producer: Producer[Any, Any], other: CollectorRegistry) -> Col
 
 
 def test_protobuf_is_what_the_schema_says() -> None:
-    """Read back by Google's parser, with Prometheus' schema."""
+    """Google's parser decodes the data with Prometheus' schema."""
     from tests.observe.prometheus_schema import read_families
 
     async def body(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
@@ -278,7 +279,7 @@ def test_missing_package_is_named_with_its_extra() -> None:
 
 
 def busy(producer: Producer[Any, Any], topics: int) -> None:
-    """Give a producer metrics for many topics, without a cluster."""
+    """Add metrics for many topics and nodes to a producer, without a cluster."""
     for number in range(topics):
         counts = producer._metrics.topics.add(f"orders.eu-west-{number:03}")
         counts.records_acknowledged = counts.bytes_sent = 1000 + number
@@ -295,7 +296,8 @@ def wide() -> ProducerCollector:
 
 
 def test_scrape_in_a_thread_lets_the_event_loop_run(wide: ProducerCollector) -> None:
-    """Between two metrics. Counts how often the loop gets the GIL, not how long that takes."""
+    """The event loop must run between two metrics. The test counts how often the loop gets the GIL,
+    not how long a turn takes."""
     registry = CollectorRegistry()
     registry.register(wide)
     families = sum(bool(family.samples) for family in wide.collect())

@@ -1,6 +1,7 @@
-"""Facts about Kafka's error codes, written down from Kafka's sources, not from the code under test.
+"""Facts about Kafka's error codes, taken from Kafka's sources and not from the code under test.
 
-Tests compare the rows of `aiokprod/_errors.py`, and what the producer does, with these.
+Tests compare the rows of `aiokprod/_errors.py`, and the behaviour of the producer, with these
+facts.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from typing import Final
 RETRIABLE_IN_JAVA: Final = frozenset(
     {
         *(2, 3, 5, 6, 7, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75, 100, 103),
-        *(41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133),  # not for producers
+        # Producers do not get these codes.
+        *(41, 70, 71, 78, 80, 83, 84, 88, 89, 106, 122, 123, 133),
     }
 )
 """Codes whose exception is a `RetriableException` in Java 4.x."""
 
 RETRIED_UNLIKE_IN_JAVA: Final = frozenset({8})
-"""Codes after which this producer repeats a request and Java fails, or the other way round.
-BROKER_NOT_AVAILABLE (8): Java fails, franz-go and this producer retry."""
+"""Codes for which Java and this producer differ: one repeats the request, the other fails it. After
+BROKER_NOT_AVAILABLE (8) Java fails, but franz-go and this producer retry."""
 
 RETRIED: Final = RETRIABLE_IN_JAVA ^ RETRIED_UNLIKE_IN_JAVA
 """Codes after which this producer repeats a request."""
@@ -28,6 +30,6 @@ CHECKED_BEFORE_THE_APPEND: Final = frozenset(
         *(87, 90, 100, 103, 120),
     }
 )
-"""Codes that every version of `ReplicaManager`, `Partition` and `UnifiedLog` that answers them to
-Produce checks before the append (44: gateways). After any other code the record may be in the
-log."""
+"""Codes of a check before the append, in every version of `ReplicaManager`, `Partition` and
+`UnifiedLog` that answers Produce with them (44: gateways). After any other code the record may be
+in the log."""

@@ -1,6 +1,7 @@
-"""Plain encoder of the records of a batch (message format 2): the reference for the compiled one.
+"""A plain encoder for the records of a batch (message format 2): the reference for the compiled
+one.
 
-Slow and obvious on purpose. Source: Kafka protocol guide, "Record"; Java `DefaultRecord.writeTo`.
+It is simple rather than fast. Source: Kafka protocol guide, "Record"; Java `DefaultRecord.writeTo`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ NO_TIMESTAMP = -1
 
 
 class PlainRecord(NamedTuple):
-    """timestamp in Unix ms; key and value None = null; headers are (str, bytes or None) pairs."""
+    """A record to encode.
+
+    The timestamp is in Unix ms. None as key or value is null. Headers are (str, bytes or None)
+    pairs.
+    """
 
     timestamp: int
     key: bytes | None = None
@@ -22,7 +27,7 @@ class PlainRecord(NamedTuple):
 
 
 def zigzag_varint(value: int) -> bytes:
-    """Signed varint, for values of up to 64 bits."""
+    """Encode a signed varint of up to 64 bits."""
     value = (value << 1) ^ (value >> 63)
     out = bytearray()
     while value > 0x7F:
@@ -37,7 +42,7 @@ def _nullable(data: bytes | None) -> bytes:
 
 
 def encode_record(record: PlainRecord, offset_delta: int, base_timestamp: int) -> bytes:
-    """One record with its length."""
+    """Encode one record, including its length."""
     body = bytearray(b"\0")  # attributes
     body += zigzag_varint(record.timestamp - base_timestamp)
     body += zigzag_varint(offset_delta)
@@ -51,14 +56,14 @@ def encode_record(record: PlainRecord, offset_delta: int, base_timestamp: int) -
 
 
 def encode_records(records: Iterable[PlainRecord], base_timestamp: int) -> bytes:
-    """The records of a batch, offsets counted from 0."""
+    """Encode the records of a batch, with offset deltas from 0."""
     return b"".join(
         encode_record(record, delta, base_timestamp) for delta, record in enumerate(records)
     )
 
 
 def with_offset(batch: bytes, base_offset: int, leader_epoch: int) -> bytes:
-    """A batch with the two fields that the leader of its partition sets."""
+    """Return the batch with the two fields that the leader of its partition sets."""
     return (
         struct.pack(">q", base_offset) + batch[8:12] + struct.pack(">i", leader_epoch) + batch[16:]
     )

@@ -1,4 +1,5 @@
-"""A certificate authority for tests. Keys are made once per run; certificates are cheap."""
+"""A certificate authority for tests. Keys are generated once per run, because only they are
+expensive."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def key_pem(number: int, password: str | None = None) -> str:
 
 @dataclass
 class Issued:
-    """Certificate (with its chain) and key as PEM text."""
+    """A certificate with its chain, and its key, as PEM text."""
 
     chain: str
     number: int
@@ -46,7 +47,7 @@ class Issued:
         return key_pem(self.number, password)
 
     def write(self, folder: Path, stem: str) -> Path:
-        """One file with certificate and key."""
+        """Write the certificates and the key to one file, and return its path."""
         path = folder / f"{stem}.pem"
         path.write_text(self.chain + self.key())
         return path
@@ -79,7 +80,7 @@ class Authority:
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def revocation_list(self, *revoked: Issued) -> str:
-        """PEM text that names these certificates."""
+        """Return a certificate revocation list with these certificates, as PEM text."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(name(self.common))
@@ -103,7 +104,8 @@ class Authority:
         client: bool = False,
         chain: Sequence[Authority] = (),
     ) -> Issued:
-        """A certificate for DNS names and IP addresses; without any, only for its common name."""
+        """Issue a certificate for DNS names and IP addresses. Without names it has only a common
+        name."""
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
         builder = (
             x509.CertificateBuilder()

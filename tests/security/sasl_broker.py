@@ -1,4 +1,4 @@
-"""The broker's side of SASL, honest or with one fault, in a network in memory."""
+"""The broker's side of SASL in a memory network, correct or with one fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Users = dict[str, str]
 
 
 class Refused(Exception):
-    """The broker refuses; its text is sent to the client."""
+    """The broker rejects the client. The text of the exception is sent to the client."""
 
 
 class PlainServer:
@@ -44,7 +44,8 @@ class PlainServer:
 
 
 class ScramServer:
-    """RFC 5802 from the other side. `spoil` may change what is sent, by step name."""
+    """The server's side of RFC 5802. `spoil` maps a step name to a function that changes the
+    message of the step."""
 
     def __init__(
         self,
@@ -112,11 +113,11 @@ class BearerServer:
 
 
 class SaslBroker(ScriptedBroker):
-    """One connection at a time.
+    """A broker that authenticates one connection at a time.
 
     Attributes:
-        mechanisms: name -> makes the server's side of an exchange.
-        lifetime_ms: sent with the last answer.
+        mechanisms: maps a name to a function that creates the server's side of an exchange.
+        lifetime_ms: session lifetime that is sent with the last response.
     """
 
     def __init__(

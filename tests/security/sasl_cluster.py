@@ -1,4 +1,4 @@
-"""A `FakeCluster` whose brokers require SASL, for tests of refusals with a whole producer."""
+"""A `FakeCluster` whose brokers require SASL, for tests of rejections with a complete producer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NewServer = Callable[[], Any]
 
 
 class SaslCluster(FakeCluster):
-    """Brokers that serve only who authenticated.
+    """Brokers that serve only authenticated clients.
 
     Attributes:
-        servers: mechanism -> makes the server's side of an exchange.
-        servers_of: the same for single brokers.
-        lifetime_ms: of sessions, sent with the last answer; 0 = endless.
-        attempts: (instant, broker id) of every handshake.
+        servers: maps a mechanism to a function that creates the server's side of an exchange.
+        servers_of: the same map for single brokers, by broker id.
+        lifetime_ms: session lifetime that is sent with the last response; 0 = unlimited.
+        attempts: (time, broker id) of every handshake.
     """
 
     def __init__(self, brokers: int, servers: dict[str, NewServer]) -> None:
@@ -49,7 +49,7 @@ class SaslCluster(FakeCluster):
         self.script.add(None, self._guard)
 
     def cut(self, broker_ids: Iterable[int] | None = None) -> None:
-        """Break the connections of these brokers, by default of all."""
+        """Close the connections of these brokers, by default of all brokers."""
         for broker_id in list(broker_ids or self.brokers):
             for connection in list(self.brokers[broker_id].connections):
                 connection.reset()
@@ -82,7 +82,7 @@ class SaslCluster(FakeCluster):
 
 
 def producer(cluster: SaslCluster, **settings: Any) -> Producer[Any, Any]:
-    """A producer in the cluster's world."""
+    """Return a producer that uses the cluster's network and clock."""
     defaults: dict[str, Any] = {
         "bootstrap_servers": cluster.bootstrap_servers,
         "security_protocol": "SASL_PLAINTEXT",

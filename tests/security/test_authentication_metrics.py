@@ -1,4 +1,4 @@
-"""Authentications in `producer.metrics()`."""
+"""Counters of authentications in `producer.metrics()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWS_MSK_IAM against a broker that checks the signature itself, honest or hostile."""
+"""AWS_MSK_IAM with a broker that verifies the signature itself, correct or hostile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_MS = int(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp() * 1000)
 
 
 class MskServer:
-    """What MSK checks, with the AWS SDK's own signer as the second opinion."""
+    """Verifies a request as MSK does. The signer of the AWS SDK computes the expected signature."""
 
     def __init__(self, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.key, self.monkeypatch = key, monkeypatch

@@ -1,4 +1,4 @@
-"""The examples of docs/security.md and the README are settings that a producer accepts."""
+"""A producer accepts the settings in the examples of docs/security.md and the README."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS: dict[str, Any] = {"token_id": "id", "token_hmac": "canary-hmac"}
 
 
 class Recorded(Producer):  # type: ignore[type-arg]
-    """Notes the settings of every producer that an example makes."""
+    """Records the settings of every producer that an example creates."""
 
     made: ClassVar[list[Any]] = []
 
@@ -58,7 +58,7 @@ def run_all() -> list[Any]:
         "OidcTokens": OidcTokens, "MskIamTokens": MskIamTokens, **WORDS,
     }  # fmt: skip
     for example in EXAMPLES:
-        # "..." stands for the settings that the text is not about.
+        # "..." stands for settings that the example does not discuss.
         text = example.replace("Producer(..., ", "Producer(bootstrap_servers='b:1', "
                                "security_protocol='SASL_SSL', ")  # fmt: skip
         exec(compile(text, "docs/security.md", "exec"), names)

@@ -1,4 +1,5 @@
-"""Refusals and fallbacks of the security settings that no exchange with a broker meets."""
+"""Rejections and fallbacks of the security settings that do not occur in an exchange with a
+broker."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ def test_revocation_list_that_vanishes_between_look_and_use_is_a_refusal(tmp_pat
 def test_client_key_where_memory_files_do_not_exist_is_readable_by_its_user_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The file with the key is deleted immediately afterwards."""
+    """The file with the key is deleted immediately after the context has loaded it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(os, "memfd_create")
     modes: list[int] = []
@@ -291,7 +292,7 @@ def test_oauthbearer_refusal_without_a_plain_status_is_one_all_the_same(challeng
 
 @pytest.mark.parametrize("claims", ["!!!", "W10", "e30", "bnVsbA", "eyJleHAiOiAidGV4dCJ9"])
 def test_jwt_whose_expiry_cannot_be_read_is_sent(claims: str) -> None:
-    """Whether it is valid is for the broker to say."""
+    """The broker decides whether the token is valid."""
     token = f"e30.{claims}.c2ln".replace("!!!", "A")
     exchange = OAuthBearer(lambda: asyncio.sleep(0, token), lambda: 1)
     assert token.encode() in asyncio.run(exchange.first())

@@ -1,4 +1,5 @@
-"""No secret in the local variables of any frame of an error: what error reporters would print."""
+"""No local variable in any frame of an error contains a secret, because error reporters print such
+variables."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_unusable_client_key_is_in_no_frame_of_the_error_a_send_raises(
 
 
 class Surrogates:
-    """What cannot be encoded, and would be in `UnicodeEncodeError.object`."""
+    """A text that cannot be encoded. `UnicodeEncodeError.object` would contain it."""
 
     text = "canary \udc80 surrogates"
 
@@ -79,7 +80,7 @@ def providers() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", providers())
 def test_token_provider_that_fails_has_no_secret_in_its_frames(name: str, debug: bool) -> None:
-    """In asyncio's debug mode nothing that it logs shows one either (every callback is logged)."""
+    """The log of asyncio's debug mode contains no secret either. Every callback is logged."""
     logged: list[str] = []
 
     class Keep(logging.Handler):
@@ -109,7 +110,7 @@ def test_token_provider_that_fails_has_no_secret_in_its_frames(name: str, debug:
 def test_aws_secret_is_in_no_frame_of_a_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session token is read in a thread while the key is known already."""
+    """While a thread reads the session token, the key is already in memory."""
 
     async def main() -> BaseException:
         credentials = AwsCredentials("AK", PASSWORD, Secret.from_file(tmp_path / "token"))  # type: ignore[arg-type]
@@ -142,7 +143,7 @@ def test_aws_credentials_take_plain_text_and_do_not_show_it() -> None:
 
 
 def test_context_of_the_users_own_is_left_alone() -> None:
-    """The connection uses a ready context unchanged."""
+    """The connection uses the given context unchanged."""
 
     async def main() -> None:
         async with Producer(
@@ -161,7 +162,7 @@ def test_context_of_the_users_own_is_left_alone() -> None:
 def test_write_that_fails_during_authentication_keeps_no_frame_with_the_credentials(
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transport's variables hold what it was to write."""
+    """The transport's variables contain the data that it failed to write."""
     original = MemoryTransport.writelines
     failed = []
 

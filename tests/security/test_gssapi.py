@@ -1,6 +1,6 @@
 """GSSAPI: the exchange of RFC 4752 with a fake Kerberos library.
 
-Tickets of a real KDC are in tests/integration/test_kerberos.py.
+tests/integration/test_kerberos.py uses tickets of a real KDC.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Flag(enum.IntFlag):
 
 
 class Library(ModuleType):
-    """As much of the `gssapi` package as is used, and where its calls were made."""
+    """The part of the `gssapi` package that the client uses. It records the threads of its
+    calls."""
 
     def __init__(self) -> None:
         super().__init__("gssapi")
@@ -71,7 +72,7 @@ class Library(ModuleType):
 
 
 class Context:
-    """Tokens in plain text; wrapping is a prefix."""
+    """A security context whose tokens are plain text. Wrapping adds a prefix."""
 
     def __init__(
         self, library: Library, name: str, creds: Any, mech: str, flags: Flag, usage: str
@@ -247,7 +248,7 @@ async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library: Library
 def test_gssapi_unspecified_failure_is_told_by_its_minor_code_alone(
     major: int, minor: int, text: str
 ) -> None:
-    """GSS_S_FAILURE (RFC 2744, 3.9.1) says nothing beside a minor code."""
+    """GSS_S_FAILURE (RFC 2744, 3.9.1) adds no information to a minor code."""
     error = GSSError("no ticket")
     error.maj_code, error.min_code = major, minor
     assert _reason(error) == text

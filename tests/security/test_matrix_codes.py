@@ -1,5 +1,5 @@
-"""Every error code in responses to SaslHandshake and SaslAuthenticate: each waiting call gets an
-error in time, attempts obey the backoff, and the producer works once the broker does."""
+"""Every error code in responses to SaslHandshake and SaslAuthenticate. Each waiting call gets an
+error in time, attempts follow the backoff, and the producer recovers together with the broker."""
 
 from __future__ import annotations
 

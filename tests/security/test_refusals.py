@@ -1,4 +1,4 @@
-"""S4: a refusal fails every kind of waiting call, attempts obey the backoff, and the producer
+"""S4: a rejection fails every kind of waiting call, attempts follow the backoff, and the producer
 recovers."""
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.security.sasl_cluster import PASSWORD, USER, SaslCluster, producer
 from tests.virtual_time import in_virtual_time
 
 SETUP_S = 10.0
-"""socket_connection_setup_timeout_ms by default."""
+"""Default of socket_connection_setup_timeout_ms, in seconds."""
 
 TOKEN = "canary-right-token"
 
 
 class Doors:
-    """The credentials that the brokers accept; `shut` and `open` change them while a producer
+    """The credentials that the brokers accept. `shut` and `open` change them while a producer
     runs."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 
 async def ended(call: Awaitable[Any]) -> tuple[Any, float]:
-    """What a call ended with, and after how many seconds."""
+    """Return the result or the error of a call, and its duration in seconds."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
@@ -83,7 +83,7 @@ async def ended(call: Awaitable[Any]) -> tuple[Any, float]:
 
 
 def spaced(cluster: SaslCluster, since: float, least_s: float) -> None:
-    """At most one attempt per backoff at each broker."""
+    """Check that each broker gets at most one attempt per backoff."""
     last: dict[int, float] = {}
     for at, broker in cluster.attempts:
         if at <= since:
@@ -124,7 +124,7 @@ async def test_s4_refusal_reaches_buffered_records_and_heals(
         assert took <= SETUP_S + 0.1
         assert "canary" not in str(error)
         assert error.outcome in (Outcome.NOT_SENT, Outcome.UNKNOWN)
-    assert found[-1][1] <= SETUP_S + 0.1  # the flush
+    assert found[-1][1] <= SETUP_S + 0.1  # duration of the flush
     late, took = await ended(made.send("t", b"v", partition=1))
     assert isinstance(late, AuthenticationError)
     assert took <= SETUP_S + 0.1
@@ -139,7 +139,7 @@ async def test_s4_refusal_reaches_buffered_records_and_heals(
 
 @in_virtual_time
 async def test_s4_one_refused_attempt_costs_no_record() -> None:
-    """A broker that refuses and then accepts within the patience: the records wait for it."""
+    """The broker rejects one attempt and then accepts within the patience, so the records wait."""
     doors = Doors()
     cluster = SaslCluster(1, doors.servers())
     cluster.create_topic("t", 1)
@@ -229,7 +229,7 @@ async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections
     assert found[0][1] <= SETUP_S
     for error, took in found[1:]:
         assert isinstance(error, AuthenticationError), repr(error)
-        assert took <= SETUP_S + 1.0  # the patience begins with the first refusal
+        assert took <= SETUP_S + 1.0  # the patience begins with the first rejection
     doors.open()
     await made.warm(["t"])
     assert isinstance(await made.send("t", b"after"), RecordMetadata)
@@ -239,7 +239,8 @@ async def test_s4_refusal_reaches_calls_that_wait_for_memory_and_for_connections
 @pytest.mark.parametrize("way", ["send_many", "records", "send_table"])
 @in_virtual_time
 async def test_s4_refusal_reaches_every_record_of_a_bulk_call_in_time(way: str) -> None:
-    """Records of topics that no request could ask about; each of them would wait for a refusal."""
+    """The records belong to topics for which no metadata request was possible. Each record would
+    wait for a separate rejection."""
     doors = Doors()
     doors.shut()
     cluster = SaslCluster(2, doors.servers())
@@ -252,7 +253,7 @@ async def test_s4_refusal_reaches_every_record_of_a_bulk_call_in_time(way: str) 
     else:
         call = made.send_table(None, pyarrow.table({"topic": topics, "value": [b"v"] * 500}))
     result, took = await ended(call)
-    assert took <= SETUP_S + 2.0  # the patience begins with the first refusal
+    assert took <= SETUP_S + 2.0  # the patience begins with the first rejection
     if not isinstance(result, AuthenticationError):
         errors = result.errors
         assert len(errors) == 500
@@ -328,7 +329,7 @@ async def test_s4_refusal_reaches_transactional_calls_and_heals() -> None:
     assert took <= SETUP_S
     doors.open()
     await asyncio.sleep(1.5)
-    await made.commit_transaction()  # continues waiting for the same answer
+    await made.commit_transaction()  # continues to wait for the same response
     values = [record.value for record in cluster.topics["t"].partitions[0].log.records()]
     assert values == [b"one", b"two"]
     await made.close()
@@ -377,7 +378,8 @@ async def test_s4_token_provider_that_hangs_reaches_buffered_records_in_time() -
     assert isinstance(found, AuthenticationError)
     assert took <= SETUP_S + 0.1
     hang = False
-    # The attempt in flight still hangs; being the second one it has twice the time, and jitter.
+    # The attempt in flight still hangs. As the second attempt it has twice the timeout, plus
+    # jitter.
     await asyncio.sleep(2 * 1.2 * SETUP_S + 2.0)
     assert isinstance(await made.send("t", b"after"), RecordMetadata)
     await made.close()
@@ -437,7 +439,7 @@ TLS_KINDS = {
 
 
 class Handshakes:
-    """A dialer that ends handshakes by `fault`; without `fault` they succeed."""
+    """A dialer whose handshakes fail with `fault`. Without `fault` they succeed."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.network = cluster.network

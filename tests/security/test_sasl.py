@@ -1,4 +1,4 @@
-"""S4 to S8, S10 to S12, F78, F79: SASL against an honest and a hostile broker, in virtual time."""
+"""S4 to S8, S10 to S12, F78, F79: SASL with a correct and a hostile broker, in virtual time."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ async def connected(made: Any) -> None:
 
 
 async def refused(made: Any, text: str = "") -> AuthenticationError:
-    """Every waiting call gets an AuthenticationError within the setup timeout."""
+    """Check that every waiting call gets an AuthenticationError within the setup timeout, and
+    return the first error."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     found: list[Any] = await asyncio.gather(
@@ -124,7 +125,7 @@ async def refused(made: Any, text: str = "") -> AuthenticationError:
     return first
 
 
-# -- the honest broker ----------------------------------------------------------------------------
+# -- the correct broker ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -305,13 +306,13 @@ async def test_s5_hostile_scram_server_is_refused(digest: str, step: str, case: 
     assert any(part in str(error) for part in text.split("|")), str(error)
     assert broker.count(3) == 0
     if step == "first":
-        assert len(broker.sent) == 1  # no proof was given away
+        assert len(broker.sent) == 1  # the client sent no proof
     await made.close(0)
 
 
 @in_virtual_time
 async def test_s5_broker_that_skips_the_proof_is_refused() -> None:
-    """Success without a server signature must not count."""
+    """A success without a server signature must be rejected."""
     network = MemoryNetwork()
     broker = honest(network)
     broker.answers[AUTHENTICATE] = lambda header, message: SaslAuthenticateResponse()
@@ -320,21 +321,21 @@ async def test_s5_broker_that_skips_the_proof_is_refused() -> None:
     await made.close(0)
 
 
-# What takes long, by module and name: none of it may be called on the loop's thread.
+# Slow functions by owner and name. None of them may be called on the event loop's thread.
 HEAVY = [
-    (hashlib, "pbkdf2_hmac"),  # SCRAM
+    (hashlib, "pbkdf2_hmac"),  # key derivation of SCRAM
     (TlsContexts, "_build"),  # reads and parses certificates
-    (TlsContexts, "_sign"),  # looks whether files were rotated
-    (Secret, "_read"),  # secrets in files
-    (HttpExchange, "_run"),  # OpenID Connect
-    (jwt, "encode"),  # signed assertions
+    (TlsContexts, "_sign"),  # checks for changed files
+    (Secret, "_read"),  # reads secrets from files
+    (HttpExchange, "_run"),  # requests to the OpenID Connect provider
+    (jwt, "encode"),  # signs assertions
 ]
 
 
 def test_s5_what_takes_long_in_authentication_is_done_off_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts calls by thread; benchmarks.authentication measures the time they take from the
+    """The test counts calls by thread. benchmarks.authentication measures how long they block the
     loop."""
     calls: dict[str, set[str]] = {}
 
@@ -574,7 +575,7 @@ def test_s8_broker_that_tells_our_secret_back_encoded_does_not_get_it_into_texts
     )
 
 
-@pytest.mark.canary_is_text  # the mechanism alone, without the seam around it
+@pytest.mark.canary_is_text  # tests the mechanism alone, without its wrapper
 @pytest.mark.parametrize(
     "mechanism",
     [Plain, lambda credentials: Scram("SCRAM-SHA-256", credentials, KeyCache())],
@@ -583,7 +584,8 @@ def test_s8_broker_that_tells_our_secret_back_encoded_does_not_get_it_into_texts
 def test_user_of_an_exchange_is_the_one_it_named(
     mechanism: Callable[..., Any] | type[Plain],
 ) -> None:
-    """Credentials that are replaced by those of another user cannot renew a session (KIP-368)."""
+    """After the credentials were replaced by those of another user, they cannot renew a session
+    (KIP-368)."""
     credentials = Credentials("u", PASSWORD)
     exchange = mechanism(credentials)
     assert not exchange.same_user(), "it has named none yet"
@@ -613,7 +615,7 @@ def test_authenticator_makes_one_exchange_for_each_authentication() -> None:
 
 
 def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_texts() -> None:
-    """At a re-authentication it knows the password."""
+    """At a re-authentication the broker already has the password."""
     authenticator = SaslAuthenticator("broker b", lambda: Plain(Credentials("u", PASSWORD)))
     versions = {17: (0, 1), 36: (0, 2)}
 
@@ -630,9 +632,9 @@ def test_s8_broker_that_lists_our_secret_as_a_mechanism_does_not_get_it_into_tex
     assert PASSWORD not in str(caught.value)
 
 
-@pytest.mark.canary_is_text  # the mechanism alone, without the seam around it
+@pytest.mark.canary_is_text  # tests the mechanism alone, without its wrapper
 def test_s8_scram_error_of_the_broker_is_told_if_the_standard_knows_it() -> None:
-    """A password of lower-case letters would match the grammar of errors."""
+    """A password of lower-case letters matches the grammar of error names."""
     for sent, told in (("unknown-user", "unknown-user"), ("letmein-please", "unknown reason")):
         exchange = Scram("SCRAM-SHA-256", Credentials("u", "letmein-please"), KeyCache())
         with pytest.raises(AuthenticationError, match=f"the broker refused: {told}$"):
@@ -654,8 +656,8 @@ def test_s8_oauthbearer_status_that_is_our_token_is_not_told() -> None:
 def test_s8_debug_mode_of_asyncio_logs_no_secret(
     mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Debug mode logs callbacks with their arguments and the results of futures; in this test all
-    of them."""
+    """Debug mode logs callbacks with their arguments, and results of futures. In this test it logs
+    all of them."""
     caplog.set_level(logging.DEBUG)
 
     async def main() -> None:
@@ -937,7 +939,7 @@ async def test_f78_requests_under_way_end_before_the_renewal_and_new_ones_wait()
     await asyncio.sleep(8.0)
     under_way = [harness.send() for _ in range(3)]
     await asyncio.sleep(3.0)
-    assert len(broker.exchanges) == 1  # waits for the answers
+    assert len(broker.exchanges) == 1  # waits for the responses
     assert not harness.client.can_send(-1, harness.now)
     session = broker.sessions[0]
     for header in session.open:
@@ -957,7 +959,7 @@ async def test_f78_requests_under_way_end_before_the_renewal_and_new_ones_wait()
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 @in_virtual_time
 async def test_f79_credentials_of_another_user_take_a_new_connection(mechanism: str) -> None:
-    """Brokers refuse another user on an authenticated connection (KIP-368)."""
+    """Brokers reject another user on an authenticated connection (KIP-368)."""
     credentials = Credentials(USER, PASSWORD)
     harness = ConnectionHarness(
         security_protocol="SASL_PLAINTEXT",
@@ -1044,7 +1046,7 @@ def test_s13_import_opens_no_socket_and_starts_no_process() -> None:
 
 
 def test_s13_contents_of_distributions_are_checked_against_what_git_tracks(tmp_path: Path) -> None:
-    """The check of `make supply` finds what it is for."""
+    """The check of `make supply` detects files that must not be in a distribution."""
     path = Path(__file__).parents[2] / ".ci" / "check_dist.py"
     spec = importlib.util.spec_from_file_location("check_dist", path)
     assert spec is not None
@@ -1095,7 +1097,8 @@ def test_s13_build_is_done_with_sockets_disabled(tmp_path: Path) -> None:
 
 
 def test_s11_no_text_of_a_configuration_is_a_name_of_code_or_a_reference(tmp_path: Path) -> None:
-    """No class is loaded, no file, variable or URL is read because of a text (CVE-2023-25194)."""
+    """A text in the configuration never loads a class, and never reads a file, variable or URL
+    (CVE-2023-25194)."""
     for key in (
         "sasl.login.callback.handler.class",
         "ssl.engine.factory.class",

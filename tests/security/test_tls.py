@@ -45,7 +45,8 @@ def chain(error: BaseException | None) -> str:
 
 
 async def connected(made: Any, broker: TlsBroker) -> None:
-    """Until the broker gets a metadata request. It knows no topic, so the send does not end."""
+    """Wait until the broker receives a metadata request. The broker has no topic, so the send stays
+    pending and is cancelled."""
     before = broker.count(3)
     sending = asyncio.ensure_future(made.send("t", b"v", timeout=HANG_S))
     await until(lambda: broker.count(3) > before or sending.done())
@@ -56,7 +57,8 @@ async def connected(made: Any, broker: TlsBroker) -> None:
 
 
 async def refused(made: Any) -> AuthenticationError:
-    """All waiting calls get an AuthenticationError, and do not run into their timeout."""
+    """Check that all waiting calls get an AuthenticationError before their timeout, and return the
+    first error."""
     found: list[Any] = await asyncio.gather(
         *(made.send("t", b"v", timeout=HANG_S) for _ in range(20)), return_exceptions=True
     )
@@ -68,7 +70,8 @@ async def refused(made: Any) -> AuthenticationError:
 
 
 async def fails_for(made: Any, reason: str) -> None:
-    """Until the timeout of a send names the reason: the first may pass before an attempt ends."""
+    """Send until the error of a send names the reason. The first sends may time out before an
+    attempt ends."""
     async with asyncio.timeout(HANG_S):
         while True:
             with pytest.raises(KafkaError) as caught:
@@ -78,7 +81,8 @@ async def fails_for(made: Any, reason: str) -> None:
 
 
 async def paced(dialer: LocalDialer) -> None:
-    """Attempts are at least the backoff of 100 ms, less its jitter, apart."""
+    """Check that the time between two attempts is at least the backoff of 100 ms, less its
+    jitter."""
     await until(lambda: len(dialer.dials) >= 4)
     times = [at for at, _ in dialer.dials]
     assert min(later - earlier for earlier, later in pairwise(times)) >= 0.07, times
@@ -137,7 +141,7 @@ async def test_s1_name_check_goes_only_when_told_and_says_so(
 
 
 async def test_s7_name_from_metadata_is_verified_too(tmp_path: Path) -> None:
-    """A broker in the metadata must have a certificate for its name."""
+    """A broker from the metadata must present a certificate for its host name."""
     genuine = server_context(tmp_path, CA.issue(HOST))
     async with (
         tls_broker(genuine) as broker,
@@ -345,7 +349,8 @@ async def test_f79_ready_context_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 async def test_f65_plaintext_port_is_named_and_not_stormed() -> None:
-    """A broker without TLS closes the connection over our greeting, or answers in clear text."""
+    """A broker without TLS closes the connection after the ClientHello, or responds in plain
+    text."""
     async with tls_broker(None) as broker, producer(broker.port, **TRUST) as (made, dialer):
         broker.greeting = b"\x00\x00\x00\x04\x00\x00\x00\x00"
 

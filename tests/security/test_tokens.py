@@ -1,4 +1,4 @@
-"""The built-in token providers: MSK IAM by golden vectors, OIDC against a local https server."""
+"""The built-in token providers: MSK IAM with golden vectors, OIDC with a local https server."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
 
 
 def later(seconds: float) -> None:
-    """Advance the clock of the running loop."""
+    """Advance the clock of the running event loop."""
     loop: Any = asyncio.get_running_loop()
     before = loop.time
     loop.time = lambda: before() + seconds
@@ -212,7 +212,7 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint: End
     ("expires_in", "claim", "kept"),
     [
         (3600, None, True),
-        (None, 3600, True),  # only the token itself says so
+        (None, 3600, True),  # only the claim in the token
         (None, None, False),
         (3600, 300, False),
         (300, 3600, False),
@@ -228,7 +228,7 @@ def test_oidc_fetches_ahead_of_expiry_and_survives_a_failure_of_it(endpoint: End
 def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
     endpoint: Endpoint, expires_in: float | str | None, claim: float | None, kept: bool
 ) -> None:
-    """The claim `exp` of the token counts too, because the broker ends the session by it."""
+    """The claim `exp` of the token counts too, because the broker ends the session at that time."""
     token = "opaque"
     if claim is not None:
         body = json.dumps({"exp": time.time() + claim}).encode()
@@ -327,7 +327,8 @@ def bearer(endpoint: Endpoint, **settings: Any) -> JwtBearerTokens:
 def test_jwt_bearer_assertion_is_signed_and_says_who_asks(
     endpoint: Endpoint, algorithm: str
 ) -> None:
-    """The provider's side checks signature, issuer, audience and times, as RFC 7523 §3 asks."""
+    """As RFC 7523 §3 requires, the provider's side checks the signature, issuer, audience and
+    times."""
     key = signing_key(algorithm)
     now = int(time.time())
     claims: list[dict[str, Any]] = []
@@ -400,7 +401,7 @@ def test_jwt_bearer_fetches_ahead_of_expiry_with_a_fresh_assertion_and_the_rotat
         await tokens.token()
         assert len(endpoint.seen) == 1
         path.write_text(pem(second))
-        later(410)  # 80 % of its life are over
+        later(410)  # 80 % of the token's life has passed
         await tokens.token()
         path.unlink()
         later(410)
@@ -498,14 +499,15 @@ def test_jwt_bearer_without_its_extra_says_what_to_install(monkeypatch: pytest.M
         JwtBearerTokens("https://idp.example/token", key="k", **WHO)
 
 
-# -- endpoints that do not answer in time ----------------------------------------------------------
+# -- endpoints that do not respond in time ---------------------------------------------------------
 
 
 class Dripping:
-    """A server that never finishes its answer.
+    """A server that sends its response byte by byte and never completes it.
 
     Args:
-        phase: where it drips: "handshake" (it says nothing), "head" or "body".
+        phase: the part that is never completed: "handshake" (the server sends nothing), "head" or
+            "body".
     """
 
     def __init__(self, phase: str, folder: Any) -> None:
@@ -539,7 +541,7 @@ class Dripping:
             plain.settimeout(HANG_S)
             self._drip(plain)
         except OSError:
-            pass  # the client has gone
+            pass  # the client closed the connection
         finally:
             plain.close()
             self.ended.release()
@@ -585,7 +587,7 @@ def all_end(threads: list[threading.Thread]) -> bool:
 
 
 def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping: Dripping) -> None:
-    """Not after the timeout of each byte."""
+    """The timeout applies to the whole request, not to each byte."""
 
     async def main() -> None:
         tls = ssl.create_default_context(cadata=CA.pem)
@@ -595,12 +597,12 @@ def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping: Dripp
                 await tokens.token()
 
     asyncio.run(main())
-    assert dripping.ended.acquire(timeout=HANG_S)  # and the connection is closed
+    assert dripping.ended.acquire(timeout=HANG_S)  # the connection is closed
     assert all_end(token_threads())
 
 
 def test_connect_that_the_system_gives_up_is_told_as_no_answer() -> None:
-    """ETIMEDOUT of the kernel, long before the timeout of the request."""
+    """The kernel reports ETIMEDOUT long before the timeout of the request."""
 
     class Unreachable(ssl.SSLSocket):
         def connect(self, address: Any) -> None:
@@ -617,7 +619,7 @@ def test_connect_that_the_system_gives_up_is_told_as_no_answer() -> None:
 
 
 def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping: Dripping) -> None:
-    """One at a time, in a separate thread: the default executor stays free."""
+    """Requests run one at a time in a separate thread, so the default executor stays free."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -626,7 +628,7 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping: Dr
         for number in range(1, 11):
             asking = asyncio.create_task(tokens.token())
             await until(partial(dripping.accepted_at_least, number))
-            # The thread of the previous request has closed its connection, but may not have ended.
+            # The thread of the previous request has closed its connection but may still run.
             await until(lambda: len(token_threads()) <= 1)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -640,8 +642,8 @@ def test_cancelled_token_requests_leave_no_thread_and_no_connection(dripping: Dr
 
 
 def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket() -> None:
-    """A request that is aborted while the endpoint resets the connection: `getpeername` and `recv`
-    of the socket then fail in the middle of `SSLContext.wrap_socket`."""
+    """A request is aborted while the endpoint resets the connection. `getpeername` and `recv` of
+    the socket then fail within `SSLContext.wrap_socket`."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def reset_the_connection() -> None:
@@ -651,7 +653,7 @@ def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket() -> Non
 
     class Late(ssl.SSLContext):
         def wrap_socket(self, sock: socket.socket, *args: Any, **options: Any) -> ssl.SSLSocket:
-            with contextlib.suppress(OSError):  # not connected: not yet, or no longer
+            with contextlib.suppress(OSError):  # not yet connected, or no longer
                 while sock.getpeername():
                     time.sleep(0.001)
             return super().wrap_socket(sock, *args, **options)
@@ -664,13 +666,13 @@ def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket() -> Non
     with listener, pytest.raises(AuthenticationError, match="cannot be asked"):
         asyncio.run(tokens.token())
     assert all_end([thread, *token_threads()])
-    gc.collect()  # a socket that was not closed would warn, which fails the test
+    gc.collect()  # an unclosed socket would cause a warning, which fails the test
 
 
 def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No system can interrupt it, so no second request is started beside it."""
+    """No system can interrupt a name resolution, so no second request starts meanwhile."""
     stuck, calls = threading.Event(), []
 
     def getaddrinfo(host: str, *args: Any, **options: Any) -> Any:
@@ -681,7 +683,7 @@ def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_f
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
     async def main() -> None:
-        tls = ssl.create_default_context(cadata=CA.pem)  # reading the system's takes time
+        tls = ssl.create_default_context(cadata=CA.pem)  # loading the system's CAs is slow
         tokens = OidcTokens("https://idp.test/token", "me", "canary-secret", tls=tls, timeout_s=0.2)
         with pytest.raises(AuthenticationError, match=r"no answer within 0\.2 s"):
             await tokens.token()
@@ -703,7 +705,7 @@ def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_f
 def test_forked_child_does_not_wait_for_a_request_of_its_parent(
     monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint
 ) -> None:
-    """The parent's thread does not exist in the child."""
+    """The thread of the parent does not exist in the child."""
 
     async def main() -> None:
         tokens = provider(endpoint)
@@ -746,7 +748,7 @@ def test_pickled_provider_leaves_its_token_and_its_request_behind(
 
     async def main() -> None:
         with pytest.raises(AuthenticationError, match="certificate was refused"):
-            await copy.token()  # asks by itself
+            await copy.token()  # sends a separate request
 
     asyncio.run(main())
 
@@ -754,7 +756,7 @@ def test_pickled_provider_leaves_its_token_and_its_request_behind(
 def test_long_request_is_sent_whole_and_the_next_address_is_tried(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address that refuses uses only its share of the time."""
+    """An address that refuses the connection uses only its share of the timeout."""
     found = socket.getaddrinfo
 
     def getaddrinfo(host: str, port: int, *args: Any, **options: Any) -> Any:

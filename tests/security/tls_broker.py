@@ -23,7 +23,8 @@ from tests.security.certs import Issued
 
 
 class LocalDialer(TcpDialer):
-    """Every name is the loopback interface; names the test invents need no resolver."""
+    """A dialer that connects every host name to the loopback interface, so invented names need no
+    resolver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ def server_context(
 
 
 class TlsBroker(ScriptedBroker):
-    """Answers as a `ScriptedBroker`, on a real port."""
+    """A `ScriptedBroker` behind a real port."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self.context = context
@@ -108,7 +109,7 @@ async def tls_broker(context: ssl.SSLContext | None) -> AsyncIterator[TlsBroker]
 
 @contextlib.asynccontextmanager
 async def producer(port: int, host: str = "broker.test", **settings: Any) -> AsyncIterator[Any]:
-    """A producer and its dialer."""
+    """Start a producer, and yield it with its dialer."""
     dialer = LocalDialer()
     defaults: dict[str, Any] = {
         "bootstrap_servers": f"{host}:{port}",
@@ -128,7 +129,8 @@ async def producer(port: int, host: str = "broker.test", **settings: Any) -> Asy
 
 @contextlib.contextmanager
 def alerting_server(context: ssl.SSLContext) -> Iterator[int]:
-    """A port that only does handshakes, and sends the alerts that asyncio's servers keep back."""
+    """Serve TLS handshakes and yield the port. Unlike asyncio's servers, this one sends its TLS
+    alerts."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -144,7 +146,7 @@ def alerting_server(context: ssl.SSLContext) -> Iterator[int]:
             try:
                 tls.do_handshake()
             finally:
-                # Read everything before closing the socket: otherwise the kernel resets the
+                # Read everything before closing the socket. Otherwise the kernel resets the
                 # connection, and the alert may be lost.
                 tls.shutdown(socket.SHUT_WR)
                 while tls.recv(1 << 16):

@@ -1,4 +1,4 @@
-"""A Schema Registry in memory, as the `transport` of a `Registry`: for virtual time."""
+"""A Schema Registry in memory, used as the `transport` of a `Registry` in virtual time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ URL = "http://localhost:8081"
 
 
 class MemoryRegistry:
-    """Knows the schemas that were registered.
+    """A registry that stores the registered schemas.
 
     Attributes:
         requests: method and path of each request.
         delay: seconds until a response.
         refusals: (status, body) or exceptions for the next requests.
-        is_down: no request gets a response.
-        gives_guid: with each schema.
-        bodies: of all requests.
+        is_down: if True, requests fail.
+        gives_guid: if True, responses contain the GUID of the schema.
+        bodies: bodies of all requests.
     """
 
     def __init__(self, *, delay: float = 0.01) -> None:
@@ -55,7 +55,7 @@ class MemoryRegistry:
         return RegistryResponse(status, json.dumps(answer).encode())
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", references: Any = ()) -> int:
-        """Add a schema; returns its id."""
+        """Add a schema and return its id."""
         text = json.dumps([schema, kind, list(references)])
         versions = self._subjects.setdefault(subject, [])
         if text not in versions:
@@ -63,11 +63,11 @@ class MemoryRegistry:
         return self._ids.setdefault(text, len(self._ids) + 1)
 
     def guid(self, number: int) -> uuid.UUID:
-        """The GUID of a schema with this id."""
+        """Return the GUID of the schema with this id."""
         return uuid.UUID(int=number << 64 | number)
 
     def answer(self, method: str, path: str, document: Any) -> tuple[int, Any]:
-        """Status and body."""
+        """Return the status and the body of the response."""
         _, _, subject, *rest = map(unquote, path.split("/"))
         if method == "GET":
             return self._version(subject, int(rest[1]))

@@ -1,4 +1,4 @@
-"""Schemas of the tests, and messages of Protobuf made without `protoc`."""
+"""Schemas of the tests, and Protobuf messages that are defined without `protoc`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _file(
 
 
 def _message(name: str, *fields: tuple[Any, ...], **more: Any) -> descriptor_pb2.DescriptorProto:
-    """Fields are (name, type, label, type name)."""
+    """Return the descriptor of a message. The fields are (name, type, label, type name)."""
     found = [
         Field(name=f[0], number=number, type=f[1], label=f[2], type_name=f[3] if f[3:] else None)
         for number, f in enumerate(fields, 1)
@@ -95,7 +95,7 @@ for _one in _FILES:
 
 
 def message_class(name: str) -> Any:
-    """The generated class of a message of the package."""
+    """Return the generated class of a message of the package."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"example.{name}"))
 
 
@@ -105,5 +105,5 @@ Envelope: Final = message_class("Envelope")
 Stamp: Final = message_class("Envelope.Stamp")
 Strict: Final = message_class("Strict")
 Many64: Final = message_class("Many64")
-"""Its index takes two bytes."""
-User.__module__ = __name__  # as `protoc` would set it, for `pickle`
+"""Its message index takes two bytes."""
+User.__module__ = __name__  # as `protoc` sets it, for `pickle`

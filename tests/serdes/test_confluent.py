@@ -18,7 +18,7 @@ from tests.scenarios.scenario_helpers import make_producer
 
 
 class Inner:
-    """Like a serializer of confluent-kafka; notes its threads."""
+    """A stand-in for a serializer of confluent-kafka. It records its threads."""
 
     def __init__(self) -> None:
         self.threads: list[bool] = []
@@ -74,7 +74,7 @@ def test_synchronous_serializer_starts_in_a_thread(always: bool) -> None:
 
 
 def test_synchronous_serializer_serves_the_loops_of_several_threads() -> None:
-    """No loop waits for the lock of another loop, which is released in another thread."""
+    """No event loop waits for a lock that another loop's thread releases."""
     began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Inner):
@@ -129,11 +129,11 @@ def test_transient_error_of_the_registry_is_retriable(status: int, retriable: bo
 
 
 class Mismatch(Exception):
-    """Of confluent-kafka's serializer, not of its client."""
+    """An error of confluent-kafka's serializer, not of its client."""
 
 
 def outcome_of(serializer: ConfluentSerializer) -> Exception | None:
-    """The exception that `serialize`, or its awaitable, raises."""
+    """Return the exception that `serialize` or its awaitable raises, or None."""
 
     async def main() -> Exception | None:
         try:

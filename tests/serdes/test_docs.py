@@ -1,4 +1,4 @@
-"""The examples of docs/serdes.md run, against the mock cluster and a registry in memory."""
+"""The examples of docs/serdes.md run with the mock cluster and a registry in memory."""
 
 from __future__ import annotations
 

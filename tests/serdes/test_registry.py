@@ -1,4 +1,5 @@
-"""The client of the Schema Registry: HTTP against a local server, errors, credentials, settings."""
+"""The client of the Schema Registry: HTTP with a local server, errors, credentials, and
+settings."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def server(scheme: str, tmp_path: Path) -> Iterator[Server]:
             self.wfile.write(content)
 
         def log_message(self, *args: Any) -> None:
-            """Not to standard error."""
+            """Log nothing to standard error."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if scheme == "https":

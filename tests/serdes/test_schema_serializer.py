@@ -1,5 +1,5 @@
-"""Serializers with a registry in a producer, in virtual time: when the registry is asked, what
-waits for it, and what the errors say."""
+"""Serializers with a registry in a producer, in virtual time: when they send requests to the
+registry, which calls wait, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_registry_that_is_down_stops_only_unknown_schemas() -> None:
         assert caught.value.retriable
         await producer.send("users", BOB)
         server.is_down = False
-        await asyncio.sleep(1.1)  # the failure is remembered for a second
+        await asyncio.sleep(1.1)  # a failure is cached for one second
         await producer.send("others", BOB)
 
 
@@ -323,7 +323,7 @@ def test_arguments_are_checked(options: dict[str, Any], text: str) -> None:
 
 @in_virtual_time
 async def test_references_are_fetched_once_in_the_order_of_their_use() -> None:
-    """`Order` uses `Item` and `Place`, and `Item` uses `Place`."""
+    """`Order` refers to `Item` and `Place`, and `Item` refers to `Place`."""
     server = MemoryRegistry()
     place = {"type": "record", "name": "Place", "fields": [{"name": "town", "type": "string"}]}
     item = {"type": "record", "name": "Item", "fields": [{"name": "from", "type": "Place"}]}
@@ -385,7 +385,7 @@ def test_copy_of_a_pickled_serializer_knows_its_frames_and_has_no_producer() -> 
 
 @in_virtual_time
 async def test_no_payload_is_in_the_text_of_an_error() -> None:
-    """Texts of the libraries quote data; see also tests/secret_leak_check.py."""
+    """Error texts of the libraries quote data. See also tests/secret_leak_check.py."""
     cluster, server = cluster_with(), MemoryRegistry()
     registry = Registry(URL, transport=server)
     bad: list[tuple[Any, Any]] = [

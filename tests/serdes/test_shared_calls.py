@@ -1,5 +1,5 @@
-"""Calls that several tasks share: what becomes of them if tasks are cancelled, loops are closed, or
-signal handlers raise."""
+"""Calls that several tasks share, when tasks are cancelled, loops are closed, or signal handlers
+raise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shared(*, limit: int = 10, keeps_running: bool = True) -> SharedCalls[str, s
 
 
 class Answers:
-    """The function of a call; counts its calls."""
+    """The function of a shared call. It counts its calls."""
 
     def __init__(self, *failures: Exception, delay: float = 1.0) -> None:
         self.failures = list(failures)
@@ -93,7 +93,7 @@ async def test_waiter_that_is_cancelled_while_the_call_ends_does_not_disturb_the
     first, second = (asyncio.create_task(calls.result("a", make)) for _ in range(2))
     await asyncio.sleep(0.1)
     gate.set_result("answer")
-    first.cancel()  # it runs after the call has ended
+    first.cancel()  # the task continues after the call has ended
     assert await second == "answer"
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -138,7 +138,7 @@ def test_failures_belong_to_a_loop() -> None:
 
 @in_virtual_time
 async def test_call_that_ends_while_its_task_is_made_has_its_answer() -> None:
-    """As with `asyncio.eager_task_factory`, which Python 3.11 does not have."""
+    """This simulates `asyncio.eager_task_factory`, which Python 3.11 lacks."""
     loop = asyncio.get_running_loop()
     calls = shared()
 
@@ -147,7 +147,7 @@ async def test_call_that_ends_while_its_task_is_made_has_its_answer() -> None:
             coroutine.send(None)
 
         async def ended() -> None:
-            """Stands for a call that has already ended."""
+            """A coroutine in place of a call that has already ended."""
 
         return asyncio.Task(ended(), loop=loop)
 

@@ -1,10 +1,10 @@
-"""Random SIGKILLs of driver, executor and Python workers in a streaming run, then an audit.
+"""Kill the driver, executors and Python workers of a streaming run with SIGKILL at random, then
+audit the topic.
 
     python -m tests.spark.campaign --kills 20 --delivery exactly_once
 
-The stream runs on a separate master: local-cluster[2,1,1024], so that executors are processes.
-The driver is started again whenever it is gone. At the end the topic is read back by an
-independent client.
+The stream runs on a separate master, local-cluster[2,1,1024], so that executors are processes. The
+driver is restarted whenever it has exited. At the end an independent client reads the topic back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def stream(servers: str, topic: str, folder: str, delivery: str, master: str) ->
 
 
 def descendants(root: int) -> dict[str, list[int]]:
-    """Processes below the driver by kind: driver (the JVM), executor, worker."""
+    """Return the processes below the driver by kind: driver (the JVM), executor, worker."""
     parents, kinds = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -95,7 +95,7 @@ def descendants(root: int) -> dict[str, list[int]]:
 
 
 class Campaign:
-    """One run."""
+    """One run of the campaign."""
 
     def __init__(self, servers: str, arguments: argparse.Namespace) -> None:
         self.servers = servers
@@ -122,7 +122,7 @@ class Campaign:
         return len(list((self.folder / "checkpoint" / "commits").glob("[0-9]*")))
 
     def await_batches(self, more: int, seconds: float = 180.0) -> None:
-        """Wait until this many more batches are finished; restart the driver if it has ended."""
+        """Wait until this many more batches are finished. Restart the driver if it has exited."""
         goal, give_up = self.commits() + more, time.monotonic() + seconds
         while self.commits() < goal:
             assert self.driver is not None
@@ -168,7 +168,8 @@ class Campaign:
         return killed
 
     def judge(self) -> str:
-        """Loss and duplicates among the rows of finished batches; open transactions."""
+        """Check finished batches for lost and duplicated rows, and check that no transaction is
+        open."""
         done = self.commits()
         assert stable(self.servers, self.topic), "a transaction stays open"
         records = read_back(self.servers, self.topic)

@@ -1,7 +1,7 @@
-"""The sink's transactions without Spark and sockets: tasks and drivers on a fake cluster.
+"""The sink's transactions without Spark and without sockets: tasks and drivers on a fake cluster.
 
-`SparkCluster` is a `FakeCluster` with short cuts to the state of its transactions and offsets.
-`Query` plays Spark: it runs the attempts of tasks, the commit and the abort of a batch, in virtual
+`SparkCluster` is a `FakeCluster` with shortcuts to its transactions and offsets. `Query` takes the
+place of Spark. It runs the attempts of tasks, and the commit and the abort of a batch, in virtual
 time.
 """
 
@@ -60,11 +60,11 @@ class _Served(Script):
 
 
 class SparkCluster(FakeCluster):
-    """A cluster that tests look into.
+    """A cluster whose state tests inspect.
 
     Attributes:
         order: -1 reverses the order of topics in the responses to OffsetFetch.
-        serving: APIs that a test adds, with the function that answers them.
+        serving: maps an API that a test adds to the function that responds to it.
     """
 
     def __init__(self, brokers: int = 3, *, version_profile: str = "4.3") -> None:
@@ -86,18 +86,18 @@ class SparkCluster(FakeCluster):
         return message  # type: ignore[no-any-return]
 
     def time_out(self, transactional_id: str) -> None:
-        """The coordinator aborts a transaction because of its timeout."""
+        """Abort a transaction on the coordinator because of its timeout."""
         entry = self.transactions.ids[transactional_id]
         assert entry.phase is Phase.ONGOING
         self.transactions._timed_out(entry, entry.number)
 
     def open_ids(self) -> set[str]:
-        """Transactional ids with an open transaction."""
+        """Return the transactional ids with an open transaction."""
         ids = self.transactions.ids
         return {name for name, entry in ids.items() if entry.phase is Phase.ONGOING}
 
     def committed(self, *topics: str) -> list[str]:
-        """The values that read_committed consumers see, sorted."""
+        """Return the sorted values that read_committed consumers receive."""
         return sorted(
             (value or b"").decode()
             for topic in topics
@@ -113,7 +113,7 @@ def offsets_answer(
     code: int = 0,
     version: int,
 ) -> OffsetFetchResponse:
-    """OffsetFetch with one partition of each topic."""
+    """Return an OffsetFetch response with one partition of each topic."""
     entries = [
         (name, one.partition_index, one.committed_offset, one.metadata, one.error_code)
         for name, one in partitions.items()
@@ -122,7 +122,7 @@ def offsets_answer(
 
 
 class _Loop(LoopThread):
-    """The virtual loop in the place of a worker's loop thread."""
+    """The virtual event loop in place of a worker's loop thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -145,13 +145,14 @@ class _Rows:
 
 
 Rows = Iterable[tuple[str, str]]
-"""(topic, value) of each row."""
+"""The (topic, value) pair of each row."""
 
 
 class Query:
-    """A stream, or a batch job if `delivery` is another one, as its writer sees it.
+    """A query as its writer sees it: a stream, or a batch job for other values of `delivery` than
+    exactly_once.
 
-    The DataFrame has a topic column, unless the option `topic` is given.
+    The DataFrame has a topic column unless the option `topic` is given.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, cluster: SparkCluster, **options: str) -> None:
@@ -175,7 +176,7 @@ class Query:
             patch.setattr(module, "ClusterClient", client)
 
     def id(self, number: int) -> str:
-        """Transactional id of a task."""
+        """Return the transactional id of a task."""
         return f"p.{'q' if self.options.delivery == EXACTLY_ONCE else 'job'}.{number}"
 
     async def task(
@@ -187,7 +188,7 @@ class Query:
         attempt: int = 0,
         then: Callable[[], None] | None = None,
     ) -> Prepared:
-        """One task attempt within a transaction; `then` is called after its last row."""
+        """Run one task attempt within a transaction. `then` is called after its last row."""
         streaming = self.options.delivery == EXACTLY_ONCE
         task, feed = self._attempt(batch, number, rows, attempt, then)
         return await transactional_task.run_transactional(
@@ -197,7 +198,8 @@ class Query:
     async def plain_task(
         self, number: int, rows: Rows, *, partition: int | None = None
     ) -> TaskReport:
-        """One task attempt with delivery=at_least_once, all rows for this partition if given."""
+        """Run one task attempt with delivery=at_least_once. If `partition` is given, all rows go to
+        it."""
         task, feed = self._attempt(None, number, rows, 0, None, partition)
         return await tasks._run_plain(self.thread, self.options, task, feed, None)
 
@@ -225,12 +227,12 @@ class Query:
         return task, _Rows(given, then)
 
     async def tasks(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
-        """All tasks of a batch, one after the other."""
+        """Run all tasks of a batch, one after another."""
         return [await self.task(batch, number, rows) for number, rows in enumerate(parts)]
 
     async def commit(self, messages: list[Prepared], batch: int | None = None) -> None:
-        """Commit as the driver does, with a separate writer, because Spark creates one for each
-        commit."""
+        """Commit as the driver does. The writer is a separate one, because Spark creates one for
+        each commit."""
         await TransactionEnder(self.options, batch).commit(messages)
 
     async def abort(self, messages: list[Prepared], batch: int | None = None) -> None:
@@ -238,7 +240,7 @@ class Query:
         await TransactionEnder(self.options, batch).abort(messages)
 
     async def run(self, batch: int | None, parts: list[Rows]) -> list[Prepared]:
-        """Run a whole batch. After a failed commit, abort it, as Spark does."""
+        """Run a complete batch. If the commit fails, abort the batch, as Spark does."""
         messages = await self.tasks(batch, parts)
         try:
             await self.commit(messages, batch)
@@ -248,8 +250,8 @@ class Query:
         return messages
 
     async def crash(self, messages: list[Prepared], batch: int, *, ended: int) -> None:
-        """Let the driver die after its decision and `ended` EndTxn requests. Its process ends
-        too."""
+        """Simulate the death of the driver after its decision and `ended` EndTxn requests. Its
+        process ends, too."""
         ender = TransactionEnder(self.options, batch)
         async with ender._cluster_client() as client:
             deadline = client.loop.time() + 60.0
@@ -258,7 +260,7 @@ class Query:
         await self.restart()
 
     async def restart(self) -> None:
-        """Start another driver process and other workers, which keep nothing."""
+        """Simulate a new driver process and new workers, which have no state."""
         await self.thread.drop(lambda key: True)
         driver_commit._swept.clear()
 

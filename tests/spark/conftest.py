@@ -1,4 +1,4 @@
-"""Tests that run tasks in this process leave nothing of them behind."""
+"""Fixtures that remove what tasks leave behind when they run in the process of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiokprod._engine.metadata.topics import logger
 
 @pytest.fixture(autouse=True)
 def log_filters() -> Iterator[None]:
-    """Removes the filter that tasks add, which would hide warnings from other tests."""
+    """Remove the filter that tasks add, which would hide warnings from other tests."""
     before = list(logger.filters)
     yield
     logger.filters[:] = before

@@ -1,12 +1,12 @@
-"""Random SIGKILLs of task, commit and abort processes, with Spark's rules of retry and replay but
-without its JVM: hundreds of kills in minutes.
+"""Random SIGKILLs of task, commit and abort processes. The retry and replay follow Spark's rules
+but need no JVM, so hundreds of kills take minutes.
 
     python -m tests.spark.kills --kills 100 --delivery exactly_once
 
-The parent plays Spark: it forks a process per task attempt and per commit, kills some of them at
-any moment, tries tasks again, and replays the batch after a failed commit or a "driver crash", also
-after a commit that succeeded but was not noted. At the end the topic is read back by an independent
-client, and no transaction may be open.
+The parent process acts as Spark. It forks a process per task attempt and per commit, and kills some
+of them at random moments. It retries tasks. It replays the batch after a failed commit or a "driver
+crash", which may also follow a commit that succeeded but was not logged. At the end an independent
+client reads the topic back, and no transaction may be open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEADLINE = 120.0
 
 
 class Child:
-    """A forked process that runs a function; its result comes back through a pipe."""
+    """A forked process that runs a function. A pipe returns the result."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
@@ -50,7 +50,7 @@ class Child:
         self._done = False
 
     def kill(self) -> bool:
-        """SIGKILL; False if it had ended."""
+        """Send SIGKILL. Return False if the process had already exited."""
         if self.ended():
             return False
         os.kill(self.pid, signal.SIGKILL)
@@ -62,7 +62,8 @@ class Child:
         return self._done
 
     def result(self) -> Any:
-        """What the function returned, the text of its error, or None if it was killed."""
+        """Return the result of the function, the text of its error, or None if the process was
+        killed."""
         with os.fdopen(self._read, "rb") as pipe:
             data = pipe.read()
         if not self._done:
@@ -72,7 +73,7 @@ class Child:
 
 
 class Spark:
-    """The driver's rules."""
+    """Runs batches by the rules of Spark's driver."""
 
     def __init__(self, query: Query, rng: random.Random, kills: int, share: float) -> None:
         self._query = query
@@ -81,7 +82,7 @@ class Spark:
         self._share = share
         self.killed = {"task": 0, "driver": 0, "commit": 0, "abort": 0, "note": 0}
         self.batches = 0
-        self._usual: dict[str, float] = {}  # seconds that a run took last
+        self._usual: dict[str, float] = {}  # seconds of the last run, by kind
 
     @property
     def done(self) -> bool:
@@ -91,7 +92,7 @@ class Spark:
         return not self.done and self._rng.random() < (self._share if share is None else share)
 
     def _run(self, children: list[Child], what: str) -> list[Any]:
-        """Wait for all; may kill one of them at any moment."""
+        """Wait for all children, and perhaps kill one of them at a random moment."""
         started = time.monotonic()
         if self._unlucky():
             time.sleep(self._rng.uniform(0, self._usual.get(what, 0.3)))
@@ -102,14 +103,14 @@ class Spark:
         return results
 
     def run_batch(self) -> None:
-        """Repeat the batch until it is noted as committed."""
+        """Repeat the batch until its commit is logged."""
         give_up = time.monotonic() + DEADLINE
         while not self._attempt():
             assert time.monotonic() < give_up, f"batch {self.batches} does not get through"
         self.batches += 1
 
     def _attempt(self) -> bool:
-        """One run of the batch: True if it succeeded, or False if it must be replayed."""
+        """Run the batch once. Return True if it succeeded, or False if it must be replayed."""
         messages = self._tasks()
         if messages is None:
             return False
@@ -126,15 +127,15 @@ class Spark:
         if outcome == "done":
             if self._unlucky(self._share / 2):
                 self.killed["note"] += 1
-                return False  # committed, but the driver died before it noted that
+                return False  # the driver died after the commit and before it logged the batch
             return True
-        if outcome is not None:  # commit raised: Spark calls abort, the query restarts
+        if outcome is not None:  # commit raised: Spark calls abort, and the query restarts
             assert "NonDeterministicReplay" not in outcome, outcome
             self._abort(messages)
         return False
 
     def _tasks(self) -> list[Any] | None:
-        """The messages of all tasks; None if the driver died meanwhile."""
+        """Return the messages of all tasks, or None if the job failed or the driver died."""
         waiting, messages = dict.fromkeys(range(TASKS), 0), [None] * TASKS
         while waiting:
             children = {number: self._task(number, attempt) for number, attempt in waiting.items()}
@@ -170,7 +171,7 @@ class Spark:
 
 
 def judge(query: Query, delivery: str, batches: int) -> str:
-    """Loss and duplicates; open transactions are an error."""
+    """Check for lost and duplicated records. An open transaction is an error."""
     records = read_back(query.servers, query.topic)
     keys = [int(record.key or b"") for record in records]
     lost = set(range(batches * ROWS)) - set(keys)
@@ -185,7 +186,7 @@ def judge(query: Query, delivery: str, batches: int) -> str:
 
 
 def run(servers: str, delivery: str, kills: int, seed: int, share: float) -> str:
-    """A whole campaign."""
+    """Run a complete campaign."""
     options = {"delivery": delivery}
     query = Query(servers, **options)
     if delivery == "at_least_once":
@@ -202,7 +203,7 @@ def run(servers: str, delivery: str, kills: int, seed: int, share: float) -> str
 
 
 class KafkaTopic(KafkaCluster):
-    """Running brokers, to create topics on."""
+    """Running brokers on which topics can be created."""
 
     def __init__(self, servers: str) -> None:
         super().__init__(1)

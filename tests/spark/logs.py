@@ -1,6 +1,6 @@
-"""Readable logs: leaders that answer Fetch and ListOffsets, with batches made byte by byte.
+"""Readable logs: leaders that respond to Fetch and ListOffsets with batches built byte by byte.
 
-What a broker does is taken from Java `UnifiedLog.read`, `TransactionIndex.collectAbortedTxns` and
+The behaviour follows Java's `UnifiedLog.read`, `TransactionIndex.collectAbortedTxns` and
 `ReplicaManager.fetchMessages`.
 """
 
@@ -34,16 +34,16 @@ from tests.spark.cluster import SparkCluster
 
 FETCH, LIST_OFFSETS = 1, 2
 FIRST, NEXT = -2, -1
-"""Timestamps that ListOffsets takes for the first and the next offset."""
+"""Timestamps in ListOffsets requests for the first and the next offset."""
 READ_COMMITTED = 1
 BY_ID_FROM = 13
-"""Fetch names topics by id since this version (KIP-516)."""
+"""From this version on, Fetch identifies topics by id (KIP-516)."""
 WHEN = 1_700_000_000_000
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch in the log; `marker` of a control batch: True commits, False aborts."""
+    """A batch in the log. `marker` is set for control batches: True commits, False aborts."""
 
     base: int
     count: int
@@ -59,13 +59,13 @@ class Stored:
 
 @dataclass
 class Log:
-    """One partition.
+    """The log of one partition.
 
     Attributes:
-        start: first offset that retention has left.
-        limit: bytes of one answer; the first batch comes whole all the same (KIP-74), and the last
-            one is cut off in its middle, as the broker sends a piece of its file.
-        early: batches before the one asked for that come with it.
+        start: first offset that retention has not deleted.
+        limit: maximum bytes of a response. The first batch is always complete (KIP-74), and the
+            last one is truncated, because a broker sends a section of its file.
+        early: number of additional batches before the requested one.
     """
 
     batches: list[Stored] = field(default_factory=list)
@@ -101,8 +101,10 @@ class Log:
         append_time: int | None = None,
         payload: bytes | None = None,
     ) -> None:
-        """Append a batch of records with these values; each value is also the key and a header. If
-        `payload` is given, it is written unchanged instead of the records, with a correct CRC."""
+        """Append a batch of records with these values. Each value is also the key and a header.
+
+        If `payload` is given, it replaces the encoded records, with a correct CRC.
+        """
         records = [
             PlainRecord(WHEN + number, f"k-{value}".encode(), value.encode(),
                         [("h", value.encode())])
@@ -133,7 +135,7 @@ class Log:
         self._put(head + payload, 1, producer, True, commit)
 
     def skip(self, offsets: int) -> None:
-        """Compaction removed these offsets."""
+        """Skip offsets, as if compaction had removed their records."""
         self._next += offsets
 
     def _put(
@@ -143,17 +145,17 @@ class Log:
         self.batches.append(Stored(self._next, count, stored, producer, transactional, marker))
         self._next += count
 
-    # -- answers --------------------------------------------------------------------------------
+    # -- responses ------------------------------------------------------------------------------
 
     def offset(self, timestamp: int, isolation: int) -> int:
-        """What ListOffsets answers."""
+        """Return the offset in the response to ListOffsets."""
         if timestamp == FIRST:
             return self.start
         assert timestamp == NEXT, f"the model looks nothing up by time {timestamp}"
         return self.stable if isolation == READ_COMMITTED else self.end
 
     def read(self, offset: int, room: int, isolation: int) -> PartitionData:
-        """What Fetch answers."""
+        """Return the partition data of the response to Fetch."""
         end = self.stable if isolation == READ_COMMITTED else self.end
         if not self.start <= offset <= self.end:
             code = int(Code.OFFSET_OUT_OF_RANGE)
@@ -175,7 +177,7 @@ class Log:
         )
 
     def _aborted(self, offset: int, end: int) -> list[AbortedTransaction]:
-        """Aborted transactions that reach into the range, by their markers."""
+        """Return the aborted transactions that overlap the range, in the order of their markers."""
         first: dict[int, int] = {}
         found = []
         for one in self.batches:
@@ -189,7 +191,7 @@ class Log:
 
 
 def _with_append_time(head: bytes, payload: bytes) -> bytes:
-    """The header of a batch in a topic with message.timestamp.type=LogAppendTime."""
+    """Return the header of a batch for a topic with message.timestamp.type=LogAppendTime."""
     changed = bytearray(head)
     changed[22] |= 1 << 3
     struct.pack_into(">I", changed, 17, crc32c.crc32c(bytes(changed[21:]) + payload))
@@ -197,7 +199,8 @@ def _with_append_time(head: bytes, payload: bytes) -> bytes:
 
 
 class ReadableCluster(SparkCluster):
-    """Leaders answer Fetch and ListOffsets from `readable`, by topic and partition.
+    """A cluster whose leaders respond to Fetch and ListOffsets from `readable`, by topic and
+    partition.
 
     Attributes:
         fetched: (loop time, broker, offset, isolation) of every Fetch.
@@ -213,13 +216,13 @@ class ReadableCluster(SparkCluster):
         self.serving |= {FETCH: self._fetch, LIST_OFFSETS: self._list_offsets}
 
     def make_log(self, topic: str = "t", partition: int = 0) -> Log:
-        """An empty log; creates the topic."""
+        """Return an empty log. Create its topic if necessary."""
         if topic not in self.topics:
             self.create_topic(topic, partition + 1)
         return self.readable.setdefault((topic, partition), Log())
 
     def _log(self, request: Request, topic: str, partition: int) -> Log | int:
-        """The log, or the code of the refusal."""
+        """Return the log, or the error code of the rejection."""
         log = self.readable.get((topic, partition))
         if log is None:
             return int(Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -266,7 +269,7 @@ class ReadableCluster(SparkCluster):
 
 
 def offsets_answer(topic: str, partition: int, code: int, offset: int = -1) -> Message:
-    """ListOffsets with one partition."""
+    """Return a ListOffsets response with one partition."""
     found = ListOffsetsTopicResponse(name=topic, partitions=[_offset(partition, code, offset)])
     return ListOffsetsResponse(topics=[found])
 
@@ -276,7 +279,7 @@ def _offset(partition: int, code: int, offset: int) -> ListOffsetsPartitionRespo
 
 
 def fetch_answer(topic: str, partition: int, code: int) -> Message:
-    """Fetch that refuses one partition."""
+    """Return a Fetch response with an error for one partition."""
     data = PartitionData(partition_index=partition, error_code=code, high_watermark=-1, records=b"")
     return _fetched(topic, data)
 

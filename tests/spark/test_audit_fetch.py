@@ -1,4 +1,5 @@
-"""Reading ranges with the fake cluster: which records are returned, and when a read is given up."""
+"""Reads of ranges from the fake cluster: the returned records, and the time after which a read
+fails."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ from tests.spark.logs import (
 from tests.virtual_time import in_virtual_time
 
 MAX_REQUEST_S = 10.0
-"""How long one request waits for its answer."""
+"""Seconds that one request waits for its response."""
 
 
 class World:
-    """A fake cluster with one partition that can be fetched, and a `ClusterClient` connected to the
+    """A fake cluster with one readable partition, and a `ClusterClient` that is connected to the
     cluster."""
 
     def __init__(self, **versions: int) -> None:
@@ -75,7 +76,7 @@ class World:
     async def columns(
         self, start: int = 0, end: int | None = None, **how: Any
     ) -> list[dict[str, Any]]:
-        """All that is read, one for each call."""
+        """Return the columns that each call reads."""
         reader = self.reader(start, end, **how)
         found = []
         while (columns := await reader.read()) is not None:
@@ -84,7 +85,7 @@ class World:
         return found
 
     async def read(self, start: int = 0, end: int | None = None, **how: Any) -> list[str]:
-        """ "offset:value" of each record."""
+        """Return "offset:value" for each record."""
         return [text for one in await self.columns(start, end, **how) for text in texts(one)]
 
     async def offset(self, timestamp: int, *, committed: bool = True, partition: int = 0) -> int:
@@ -116,7 +117,7 @@ def texts(columns: dict[str, Any]) -> list[str]:
     return [f"{offset}:{value}" for offset, value in zip(offsets, values, strict=True)]
 
 
-# -- what is read ----------------------------------------------------------------------------------
+# -- returned records ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", range(len(CODEC_NAMES)), ids=CODEC_NAMES)
@@ -173,7 +174,7 @@ async def test_columns_that_are_not_wanted_are_left_out() -> None:
 )
 @in_virtual_time
 async def test_range_begins_and_ends_within_batches(case: tuple[int, int]) -> None:
-    """The broker sends whole batches, from the one that has the first offset on."""
+    """The broker sends complete batches, starting with the one that contains the first offset."""
     async with World() as harness:
         for batch in ("ab", "c", "def"):
             harness.log.write(*batch)
@@ -186,7 +187,7 @@ async def test_range_begins_and_ends_within_batches(case: tuple[int, int]) -> No
 @pytest.mark.parametrize("case", [1, 2, 3])
 @in_virtual_time
 async def test_batches_before_the_range_are_passed_over(case: int) -> None:
-    """Tiered storage and old segments begin an answer before the offset asked for."""
+    """Responses from tiered storage and old segments may begin before the requested offset."""
     async with World() as harness:
         for batch in ("ab", "cd", "ef", "gh"):
             harness.log.write(*batch)
@@ -218,7 +219,7 @@ async def test_batch_that_is_cut_off_is_fetched_again() -> None:
 
 @in_virtual_time
 async def test_offsets_that_compaction_took_are_no_reason_to_wait() -> None:
-    """That holds also at the end of the range, where the next batch lies behind it."""
+    """This also holds at the end of the range, if the next batch lies behind it."""
     async with World() as harness:
         harness.log.write("a")
         harness.log.skip(3)
@@ -260,26 +261,29 @@ async def test_requests_name_the_isolation_and_the_sizes() -> None:
 
 
 def transactions(harness: World) -> None:
-    """Offsets: 0 plain, 1-2 committed by 5, 3 and 5 aborted by 6, 4 by 7, which commits; then the
-    same producers the other way round."""
+    """Write transactions of the producers 5, 6 and 7 between other records.
+
+    Offset 0 is plain. Producer 5 commits offsets 1-2, producer 6 aborts 3 and 5, and producer 7
+    commits 4. Afterwards producer 5 aborts and producer 6 commits.
+    """
     log = harness.log
     log.write("plain")
     log.write("a1", "a2", producer=5, transactional=True)
     log.write("x1", producer=6, transactional=True)
     log.write("b1", producer=7, transactional=True)
     log.write("x2", producer=6, transactional=True)
-    log.mark(5, commit=True)  # 6
-    log.mark(6, commit=False)  # 7
-    log.write("between", producer=6)  # 8: of no transaction
-    log.mark(7, commit=True)  # 9
-    log.write("c1", producer=6, transactional=True)  # 10
-    log.write("y1", "y2", producer=5, transactional=True)  # 11-12
-    log.mark(6, commit=True)  # 13
-    log.write("y3", producer=5, transactional=True)  # 14
-    log.mark(5, commit=False)  # 15
-    log.write("d1", producer=5, transactional=True)  # 16
-    log.mark(5, commit=True)  # 17
-    log.write("last")  # 18
+    log.mark(5, commit=True)  # offset 6
+    log.mark(6, commit=False)  # offset 7
+    log.write("between", producer=6)  # offset 8, in no transaction
+    log.mark(7, commit=True)  # offset 9
+    log.write("c1", producer=6, transactional=True)  # offset 10
+    log.write("y1", "y2", producer=5, transactional=True)  # offsets 11-12
+    log.mark(6, commit=True)  # offset 13
+    log.write("y3", producer=5, transactional=True)  # offset 14
+    log.mark(5, commit=False)  # offset 15
+    log.write("d1", producer=5, transactional=True)  # offset 16
+    log.mark(5, commit=True)  # offset 17
+    log.write("last")  # offset 18
 
 
 COMMITTED = ["0:plain", "1:a1", "2:a2", "4:b1", "8:between", "10:c1", "16:d1", "18:last"]
@@ -325,7 +329,7 @@ async def test_range_of_nothing_but_aborted_records_and_markers_is_empty() -> No
 
 @in_virtual_time
 async def test_answers_without_records_for_the_reader_count_as_progress() -> None:
-    """Ten responses, each after more than a sixth of the patience."""
+    """Each of the eleven responses takes 9 s. Together they exceed the patience of 60 s."""
     async with World() as harness:
         for _ in range(5):
             harness.log.write("x", producer=5, transactional=True)
@@ -340,7 +344,7 @@ async def test_answers_without_records_for_the_reader_count_as_progress() -> Non
 
 
 def slow(cluster: ReadableCluster, seconds: float) -> Callable[[], int]:
-    """Answers of Fetch leave so much later; returns how many there were."""
+    """Delay all Fetch responses. Return a function that returns the number of responses."""
     plain = cluster.serving[FETCH]
     count = 0
 
@@ -387,7 +391,7 @@ async def test_payload_that_cannot_be_decompressed_is_an_error() -> None:
             await harness.read()
 
 
-# -- refusals and lost answers ---------------------------------------------------------------------
+# -- errors and lost responses ---------------------------------------------------------------------
 
 
 async def offset_of(harness: World) -> object:
@@ -436,7 +440,8 @@ async def test_refusal_that_does_not_pass_ends_after_the_patience(case: Reading)
 
 
 def leave_out(harness: World, *, times: int | None, code: int = 0) -> None:
-    """Answers without the partition: as an empty list, and as the null that is read as one."""
+    """Respond without the partition, with an empty list and with null in turn. Null is read as an
+    empty list."""
     without = itertools.cycle([(), None])
 
     def emptied(request: Request) -> Reaction:
@@ -565,7 +570,7 @@ async def test_partition_that_does_not_exist_is_named() -> None:
 
 @in_virtual_time
 async def test_log_that_ends_before_the_range_is_given_up() -> None:
-    """Of an unclean election. What is there comes first."""
+    """The reason is an unclean election. The reader first returns the existing records."""
     async with World() as harness:
         harness.log.write("a", "b")
         reader = harness.reader(0, 9)
@@ -586,7 +591,8 @@ async def test_log_that_ends_before_the_range_is_given_up() -> None:
 @pytest.mark.parametrize("case", [1, 2, 11])
 @in_virtual_time
 async def test_first_and_next_offset_of_a_partition(case: int) -> None:
-    """Brokers before ListOffsets v2 know no last stable offset: they have no transactions."""
+    """Brokers before ListOffsets v2 have no last stable offset, because they have no
+    transactions."""
     async with World(list_offsets=case) as harness:
         seen: list[Any] = []
         harness.cluster.control(LIST_OFFSETS, lambda request: seen.append(request))
@@ -605,7 +611,7 @@ async def test_first_and_next_offset_of_a_partition(case: int) -> None:
 
 
 class Leaderless:
-    """A client of a cluster whose topic has lost its leader for good."""
+    """A client of a cluster whose topic has permanently lost its leader."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The plan of an audit: which ranges it reads, and how long planning takes."""
+"""The plan of an audit: the ranges that it reads, and the duration of planning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.spark.logs import LIST_OFFSETS, ReadableCluster, offsets_answer
 async def planned(
     patch: pytest.MonkeyPatch, cluster: ReadableCluster, *topics: str
 ) -> tuple[list[AuditRange], float]:
-    """The ranges, and the seconds that it took."""
+    """Return the planned ranges, and the seconds that planning took."""
     client = partial(ClusterClient, environment=cluster.environment())
     patch.setattr(audit_reader, "ClusterClient", client)
     options = {
@@ -36,7 +36,7 @@ async def planned(
 
 
 def test_many_topics_are_planned_side_by_side_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, 2 requests per partition of 20 ms each would take 32 s."""
+    """Two requests per partition of 20 ms each would take 32 s one after another."""
     names = [f"t{number}" for number in range(200, 0, -1)]
 
     async def main() -> None:

@@ -1,4 +1,5 @@
-"""Commit messages: small, picklable, complete or marked as trimmed; error texts."""
+"""Commit messages are small and picklable, and are complete or marked as trimmed. Texts of
+errors."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def test_message_of_few_partitions_is_complete() -> None:
 
 
 def test_task_that_left_no_transaction_has_no_producer() -> None:
-    """Producer id 0 is a real one: the first of a cluster."""
+    """Producer id 0 is valid. It is the first one that a cluster assigns."""
     found = Prepared(**report_fields(TASK, rows=0, size=0, ranges={}, seconds=0.5))
     assert (found.producer_id, found.epoch, found.transactional_id) == (-1, -1, "")
     assert (found.second_protocol, found.skipped, found.marked) == (False, False, ())
@@ -121,7 +122,7 @@ def test_prepared_message_is_picklable() -> None:
 
 
 def test_report_says_which_tasks_of_a_replayed_batch_were_skipped() -> None:
-    """The skipped tasks have rows and no ranges."""
+    """The skipped tasks have rows but no ranges."""
     fields: dict[str, Any] = {"rows": 5, "size": 9, "seconds": 0.5}
     sent = Prepared(**report_fields(TASK, ranges={("t", 0): Range(0, 4, 5)}, **fields))
     skipped = Prepared(**report_fields(TASK, ranges={}, **fields), skipped=True)

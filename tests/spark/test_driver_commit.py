@@ -1,4 +1,5 @@
-"""The driver's part of transactions: what it ends besides its batch."""
+"""The driver's part of transactions: which transactions it ends in addition to those of its
+batch."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """A client of a cluster that has these open transactions."""
+    """A client of a cluster with the given open transactions."""
 
     def __init__(self, *open_ids: str) -> None:
         self.loop = asyncio.get_running_loop()
         self._open = open_ids
-        self.undecided = False  # a transaction of the driver's id is open
+        self.undecided = False  # True while a transaction of the driver's id is open
         self.waited = 0.0
         self.ended: list[str] = []
 
@@ -48,7 +49,7 @@ class Cluster:
         if codes is None:
             self.ended.append(key)
             return SimpleNamespace(error_code=0)
-        while self.undecided:  # the marker of a group
+        while self.undecided:  # the request reads the marker of a group
             assert self.loop.time() < deadline
             code = Code.UNSTABLE_OFFSET_COMMIT
             codes(SimpleNamespace(groups=(), error_code=int(code), topics=()))
@@ -57,7 +58,7 @@ class Cluster:
 
 
 class Deciding:
-    """Instead of the producer that writes decisions."""
+    """A stand-in for the producer that writes decisions."""
 
     clusters: ClassVar[list[Cluster]] = []
     started = 0
@@ -67,13 +68,13 @@ class Deciding:
     async def start(self) -> None:
         Deciding.started += 1
         for cluster in self.clusters:
-            cluster.undecided = False  # InitProducerId aborts what is open
+            cluster.undecided = False  # InitProducerId aborts the open transaction
 
     async def close(self, timeout: float | None = None) -> None: ...
 
 
 class Notes:
-    """Decisions that were written; errors of `fenced` come first."""
+    """Stores written decisions. It first raises the errors in `fenced`."""
 
     def __init__(self, *fenced: Exception) -> None:
         self.fenced = list(fenced)
@@ -97,7 +98,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
 
 
 def on_the_loop(work: Coroutine[Any, Any, T]) -> T:
-    """As the driver does it."""
+    """Run a coroutine on the loop thread, as the driver does."""
     return loop_thread("auto").run(work, 30.0)
 
 
@@ -124,7 +125,7 @@ def test_orphans_are_tasks_of_this_query_only(monkeypatch: pytest.MonkeyPatch) -
             "p.orders.0",  # just committed
             "p.orders.2",
             "p.orders.driver",
-            "p.orders.v2.0",  # of the query "orders.v2"
+            "p.orders.v2.0",  # belongs to the query "orders.v2"
             "p.orders.v2.driver",
             "p.orders2.3",
             "p.orders",
@@ -140,7 +141,7 @@ def test_orphans_are_tasks_of_this_query_only(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("decided", "committed", "refused", "fenced"),
     [
-        # The last of three tasks was committed. Its rows are now in the other tasks.
+        # The last of three tasks was committed. Its rows now belong to the other tasks.
         (Marker(7, 9, 9, 3), {"p.orders.2": Marker(7, 3, 3, 0)}, True, ["p.orders.2"]),
         (Marker(7, 9, 9, 3), {"p.orders.2": Marker(6, 3, 3, 0)}, False, ["p.orders.2"]),
         (Marker(7, 9, 9, 4), {}, False, ["p.orders.2", "p.orders.3"]),
@@ -200,7 +201,7 @@ def test_decision_of_a_driver_that_died_is_ended_before_it_is_read(
 def test_decision_that_another_process_left_open_is_ended_by_a_new_producer(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one kept here does not end it."""
+    """The producer that this process keeps cannot end it."""
     monkeypatch.setattr(driver_commit, "_UNSTABLE", 0.2)
 
     async def run() -> None:
@@ -254,7 +255,7 @@ def test_decision_that_another_driver_wrote_meanwhile_is_not_overwritten(
 
 
 def test_first_task_is_committed_alone() -> None:
-    """Every attempt at a batch has this task: if it is fenced, a later attempt exists."""
+    """Every attempt at a batch has this task. If the task is fenced, a later attempt exists."""
     asked: list[str] = []
 
     class Later(Cluster):

@@ -1,4 +1,5 @@
-"""Markers of exactly-once streams: how they are read from brokers of any age, and for how long."""
+"""Markers of exactly-once streams: how they are read from old and new brokers, and how long a read
+waits."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ GROUP = "p.q.0"
 
 
 class World:
-    """A fake cluster, and a `ClusterClient` connected to the cluster."""
+    """A fake cluster, and a `ClusterClient` that is connected to the cluster."""
 
     def __init__(self, versions: tuple[int, int] = (1, 9)) -> None:
         self.loop = asyncio.get_running_loop()
@@ -42,7 +43,7 @@ class World:
         assert self.cluster.violations == []
 
     def commit(self, topic: str, marker: Marker, *, offset: int | None = None) -> None:
-        """Store the offset that a committed transaction leaves."""
+        """Store the offset that a committed transaction leaves behind."""
         (found,) = marker.offsets([topic]).values()
         kept = CommittedOffset(found.offset if offset is None else offset, found.metadata)
         offsets = self.cluster.transactions.committed_offsets.setdefault(GROUP, {})
@@ -58,7 +59,7 @@ def code_of(error: KafkaError) -> int:
 
 
 def refused(request: Request, code: int, *, of: str) -> Reaction:
-    """The code stands for the group, or for a partition."""
+    """Return a response with the error code for the group, or for a partition."""
     if of == "group":
         return answer(offsets_answer(GROUP, {}, code=code, version=request.version))
     one = OffsetFetchResponsePartitions(
@@ -155,7 +156,8 @@ async def test_refusal_for_good_names_the_group(case: str) -> None:
 @pytest.mark.parametrize("case", [1.0, 1.9, 6.0, 100.0])
 @in_virtual_time
 async def test_open_transaction_is_waited_for_as_long_as_was_asked(case: float) -> None:
-    """From the first answer that tells it; what came before has its own patience."""
+    """The time starts with the first response that reports the open transaction. Errors before that
+    have a separate limit."""
     async with World() as harness:
         harness.commit("t", Marker(3, 1, 1, 1))
         began = harness.loop.time()

@@ -1,4 +1,4 @@
-"""Options: names, checks, exact texts, and what is never shown."""
+"""Options: names, checks, exact texts of errors, and values that are never shown."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_audit_ids_differ_between_the_jobs_of_one_job_group() -> None:
 
 
 def refused_on_the_executor(monkeypatch: pytest.MonkeyPatch, reader: Any) -> str:
-    """What Spark's tracebackWithLocals would print."""
+    """Return the text that Spark's tracebackWithLocals would print."""
     found = importlib.util.find_spec
     missing = lambda name, *rest: None if name == "gssapi" else found(name, *rest)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", missing)
@@ -403,7 +403,7 @@ def test_reader_that_is_left_early_masks_nothing_of_its_caller() -> None:
 def test_value_of_an_option_with_an_unknown_name_is_shown_nowhere(
     name: str, meant: str | None
 ) -> None:
-    def value() -> str:  # in no variable: those are masked, too
+    def value() -> str:  # not in a variable, because the values of variables are masked, too
         return "-".join(["canary", "misspelt"])
 
     sealed = SealedOptions(SERVERS | {"topic": "t", name: value(), "kafka.client.id": "shown"})

@@ -1,4 +1,4 @@
-"""What a run of a batch job does about transactions that earlier runs left open."""
+"""How a run of a batch job treats transactions that earlier runs left open."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_next_run_ends_what_a_dead_driver_left_open(
 
 
 def test_run_that_was_overtaken_commits_nothing(world: World) -> None:
-    """Two jobs use one prefix at the same time, which they must not: the newest one is valid."""
+    """Two jobs wrongly use one prefix at the same time. Only the newest job is valid."""
     older = world.writer(**JOB)
     prepared = [world.write(older, "a", partition=number) for number in range(2)]
     newer = world.writer(**JOB)
@@ -122,7 +122,7 @@ def test_broker_that_cannot_be_asked_hides_nothing_of_the_others(
 def test_brokers_that_list_no_transactions_are_told(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before Kafka 3.0 there is no ListTransactions."""
+    """Brokers before Kafka 3.0 lack ListTransactions."""
     from tests.spark.cluster import SparkCluster
 
     old = world.on_loop(lambda: SparkCluster(1, version_profile="2.8"))

@@ -1,4 +1,4 @@
-"""What is checked before any task runs: requests, refusals, and for how long a result counts."""
+"""Checks before the first task: requests, rejections, and how long a result is valid."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def options_for(cluster: FakeCluster, **options: str) -> SinkOptions:
 
 
 async def check(patch: pytest.MonkeyPatch, cluster: FakeCluster, **options: str) -> float:
-    """The check as the driver does it; returns the seconds that it took. That it leaves no
-    connection and no task behind is checked by the virtual loop."""
+    """Run the check as the driver does, and return the seconds that it took.
+
+    The virtual loop checks that no connection and no task is left behind.
+    """
     environment = cluster.environment()
     patch.setattr(module, "ClusterClient", partial(ClusterClient, environment=environment))
     loop = asyncio.get_running_loop()
@@ -47,7 +49,7 @@ async def check(patch: pytest.MonkeyPatch, cluster: FakeCluster, **options: str)
 
 
 def refusal(patch: pytest.MonkeyPatch, make: Callable[[], FakeCluster], **options: str) -> str:
-    """The text of the error, which has no cause or context."""
+    """Return the text of the error, and assert that the error shows no context."""
 
     async def main() -> str:
         with pytest.raises(PreflightError) as caught:
@@ -59,7 +61,7 @@ def refusal(patch: pytest.MonkeyPatch, make: Callable[[], FakeCluster], **option
 
 
 def allow(cluster: FakeCluster, operations: int) -> None:
-    """Let Metadata responses contain these authorized operations."""
+    """Make Metadata responses contain these authorized operations."""
 
     def tell(request: Request, message: Any) -> Any:
         if request.api_key != METADATA or request.version < 8:
@@ -297,11 +299,11 @@ def test_brokers_that_do_not_answer_are_told_after_ten_seconds(
     run(main)
 
 
-# -- how long a result counts ----------------------------------------------------------------------
+# -- how long a result is valid --------------------------------------------------------------------
 
 
 class Clock:
-    """The loop thread's clock, and the checks that were made on it."""
+    """A stand-in for the loop thread. It has a clock and records the checks that run on it."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -321,7 +323,7 @@ class Clock:
 def test_result_counts_for_a_minute_and_for_the_same_options(
     now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That holds also for a loop whose clock has just begun."""
+    """This also holds for a loop whose clock has just started."""
     clock = Clock(now)
 
     def loop_thread(kind: str) -> Clock:
@@ -409,7 +411,7 @@ def test_missing_permission_for_transactional_ids_is_found(monkeypatch: pytest.M
 def test_coordinator_that_is_not_ready_in_time_is_left_to_the_tasks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first transaction of a cluster creates the topic of their states."""
+    """The first transaction of a cluster creates the topic for transaction states."""
 
     async def main() -> None:
         cluster = with_topic()

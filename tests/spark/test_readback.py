@@ -1,4 +1,5 @@
-"""Compiled decoding against the reference reader, and row hashes against their definition."""
+"""The compiled decoder compared with the reference reader, and row hashes compared with their
+definition."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ RECORD = st.tuples(
 
 
 def built(rows: list[tuple[int, bytes | None, bytes | None, list[Any]]]) -> bytes:
-    """A batch by the reference encoder."""
+    """Return a batch that the reference encoder has built."""
     records = [PlainRecord(*row) for row in rows]
     base = records[0].timestamp
     payload = encode_records(records, base)
@@ -74,8 +75,7 @@ def test_readback_equals_the_reference_reader(rows: list[Any]) -> None:
 @given(st.lists(RECORD, min_size=1, max_size=5), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_readback_of_damaged_bytes_raises_or_reads(rows: list[Any], rng: random.Random) -> None:
-    """Readback reads no more than the available bytes: the length check of the test detects
-    more."""
+    """The decoder must not read beyond the available bytes."""
     (batch,) = read_batches(built(rows))
     damaged = bytearray(batch.payload)
     for _ in range(3):
@@ -186,7 +186,8 @@ WIDE_ROW = st.tuples(HEADERS, INTEGER, INTEGER)
 def wide_table(
     rows: list[tuple[Any, ...]], *, large: bool = False, swapped: bool = False
 ) -> pa.RecordBatch:
-    """Headers, partition and timestamp, in one or the other of the types Spark passes."""
+    """Return a table with headers, partition and timestamp, in one of the type variants that Spark
+    uses."""
     fields = list(HEADER_TYPE)[:: -1 if swapped else 1]
     lists = (pa.large_list if large else pa.list_)(pa.struct(fields))
     stamps = pa.timestamp("us", tz="Asia/Kathmandu" if large else "UTC")
@@ -233,7 +234,7 @@ def test_hash_tells_headers_of_one_row_from_those_of_the_next() -> None:
 
 
 def test_hash_of_headers_passes_over_what_lies_beneath_a_null() -> None:
-    """A null list may have elements in the buffers."""
+    """The buffers of a null list may still contain elements."""
     inner = pa.array([{"key": "x", "value": b"1"}, {"key": "y", "value": b"2"}], HEADER_TYPE)
     hollow = pa.ListArray.from_arrays(
         pa.array([0, 1, 2], pa.int32()), inner, mask=pa.array([True, False])
@@ -245,8 +246,8 @@ def test_hash_of_headers_passes_over_what_lies_beneath_a_null() -> None:
 
 
 def test_hash_is_this_number() -> None:
-    """The hash of a replay is compared with one that another version of aiokprod, Python or pyarrow
-    has committed."""
+    """A replay compares its hash with a committed hash, which another version of aiokprod, Python
+    or pyarrow may have computed."""
     headers = [{"key": "h", "value": b"\x00\xff"}, {"key": "", "value": None}]
     table = wide_table([(headers, 3, 1_700_000_000_123), (None, None, None), ([], -1, -1)])
     assert hash_rows(table) == 0x999177BFB7F5C7D2
@@ -275,7 +276,7 @@ def test_hash_refuses_buffers_that_are_too_small() -> None:
         RowHashes(1).fixed(None, 0, b"\0" * 8, 3)
     with pytest.raises(ValueError, match="validity"):
         RowHashes(9).fixed(b"\0", 0, b"\0" * 36, 4)
-    # Each call has one wrong argument; all others are correct.
+    # Each call has one wrong argument. All other arguments are correct.
     with pytest.raises(ValueError, match="data buffer"):
         RowHashes(1).fixed(None, -1, b"\0" * 64, 4)
     elements = RowHashes(1)

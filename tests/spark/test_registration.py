@@ -1,4 +1,4 @@
-"""`register` and `foreach_batch` against sessions of either kind, as far as they look at them."""
+"""`register` and `foreach_batch` with stand-ins for both kinds of sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONCE = {"delivery": "Exactly_Once", "transactionalIdPrefix": "p"}
 
 
 class Spark:
-    """A session; `classic` has a JVM behind it."""
+    """A session. If `classic`, it has a JVM."""
 
     def __init__(self, *, classic: bool, query_id: str | None = None, known: str = "") -> None:
         self.registered: list[Any] = []
@@ -37,7 +37,7 @@ class Spark:
 
 
 class Frame:
-    """A DataFrame; remembers what was written how."""
+    """A DataFrame that records its writes and their options."""
 
     def __init__(self, spark: Spark) -> None:
         self.sparkSession = spark

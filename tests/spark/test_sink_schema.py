@@ -1,4 +1,4 @@
-"""Check 6 without Spark: every rule of the schema, with its text."""
+"""Check 6 without Spark: every rule of the schema, with the text of its error."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_schema_no_topic() -> None:
 
 
 def test_schema_column_that_is_there_twice_is_refused() -> None:
-    """Spark allows it; which of them is meant is unknown."""
+    """Spark allows such a schema, but the sink cannot determine which of the columns is meant."""
     value, key = t.StructField("value", t.BinaryType()), t.StructField("key", t.StringType())
     with pytest.raises(ConfigError) as caught:
         check_schema(t.StructType([value, key, key]), topic="t", unknown_columns="ignore")

@@ -1,4 +1,5 @@
-"""The interface between RecordBatches and the producer: what is reported of rows that failed."""
+"""The interface between RecordBatches and the producer: the errors that are reported for failed
+rows."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ def first(column: dict[str, Any]) -> dict[str, Any]:
 async def test_row_that_the_broker_refuses_has_its_number_beside_refused_rows(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The other rows of its batch are rejected only because of it."""
+    """The other rows of the batch are rejected only because of this row."""
     cluster.fail_produce(
         TopicPartition("t", 0), Code.INVALID_TIMESTAMP, record_errors=((2, "a bad timestamp"),)
     )

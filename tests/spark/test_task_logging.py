@@ -1,4 +1,4 @@
-"""Warnings of the producer that every task would repeat."""
+"""Warnings of the producer that would otherwise be repeated by every task."""
 
 from __future__ import annotations
 

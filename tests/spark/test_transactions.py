@@ -1,7 +1,7 @@
-"""Transactions of jobs and streams on a fake cluster: what a commit checks before it commits.
+"""Transactions of jobs and streams on a fake cluster: the checks before a commit.
 
-Tasks, drivers and brokers are the real ones and the fake ones of `tests.spark.cluster`; the same is
-done with Spark and real brokers in tests/spark/integration.
+The tests use the real code of tasks and drivers with the fake brokers of `tests.spark.cluster`.
+tests/spark/integration repeats them with Spark and real brokers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def ended(query: Query) -> None:
     await query.restart()
 
 
-# -- every transaction is open before the first is committed ---------------------------------------
+# -- all transactions are open before the first one is committed -----------------------------------
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
@@ -95,7 +95,8 @@ def test_job_of_which_one_transaction_timed_out_stays_invisible(
 def test_batch_that_takes_longer_than_the_timeout_says_so_in_every_attempt(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop of restarts ends each time with the option to change and what it has to cover."""
+    """Every restart fails with an error that names the option to change and the time it must
+    cover."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -121,7 +122,7 @@ def test_batch_that_takes_longer_than_the_timeout_says_so_in_every_attempt(
 
 
 class Slowly:
-    """Tables with a pause before the second one."""
+    """A feed of tables with a pause before the second one."""
 
     def __init__(self, pause: float, then: Callable[[], None]) -> None:
         self._pause, self._then = pause, then
@@ -153,7 +154,7 @@ def test_task_whose_transaction_was_ended_says_why(
         query = Query(monkeypatch, cluster, topic="t", **timeout)
 
         def end_it() -> None:
-            if query.id(0) in cluster.open_ids():  # the coordinator has not yet
+            if query.id(0) in cluster.open_ids():  # the coordinator has not ended it yet
                 cluster.time_out(query.id(0))
 
         feed: Any = Slowly(pause, end_it)
@@ -170,7 +171,7 @@ def test_task_whose_transaction_was_ended_says_why(
 def test_job_of_which_one_transaction_was_fenced_stays_invisible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The id has an open transaction of a later attempt, so the state alone does not tell."""
+    """The id has an open transaction of a later attempt, so the state alone is not sufficient."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -292,7 +293,7 @@ def test_commit_that_is_cancelled_before_its_end_is_sent_is_not_in_doubt(
 
 
 def hide(cluster: SparkCluster, broker: int) -> None:
-    """Let the broker coordinate everything, although the metadata never lists it."""
+    """Make the broker coordinate all transactions and groups, and remove it from the metadata."""
     cluster.coordinator_ids = (broker,)
     for topic in cluster.topics.values():
         for partition in topic.partitions:
@@ -324,7 +325,7 @@ def test_coordinator_that_the_metadata_do_not_list_ends_the_transactions(
 def test_coordinator_that_moves_between_address_and_metadata_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The one that was named is gone when the commit wants to connect to it."""
+    """The coordinator that was found is down when the commit connects to it."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -384,7 +385,7 @@ def test_gateway_that_names_keys_otherwise_is_asked_for_one_at_a_time(
 def test_producer_id_zero_is_verified_and_committed_as_any_other(
     profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new cluster gives it to its first producer."""
+    """A new cluster assigns this id to its first producer."""
 
     async def body() -> None:
         cluster = SparkCluster(version_profile=profile)
@@ -426,7 +427,7 @@ def test_batch_of_which_one_transaction_timed_out_is_neither_decided_nor_committ
 
 
 async def decision(query: Query) -> tuple[int, int, int] | None:
-    """(batch, rows, tasks) of the driver's record."""
+    """Return (batch, rows, tasks) of the driver's record."""
     async with TransactionEnder(query.options, 0)._cluster_client() as client:
         found: Marker | None = await read_marker(client, "p.q.driver", client.loop.time() + 9)
     return None if found is None else (found.batch_id, found.rows, found.tasks)
@@ -488,7 +489,7 @@ def test_states_are_asked_for_once_from_each_coordinator(monkeypatch: pytest.Mon
         await query.restart()
         before = cluster.count(FIND_COORDINATOR)
         await query.commit(messages)
-        assert cluster.count(DESCRIBE_TRANSACTIONS) == 3  # brokers
+        assert cluster.count(DESCRIBE_TRANSACTIONS) == 3  # one request to each broker
         assert cluster.count(FIND_COORDINATOR) - before == 1
         assert cluster.count(END_TXN) == 20
         assert cluster.committed("t") == values(*range(20))
@@ -607,7 +608,7 @@ def test_open_transactions_are_listed_once_in_ten_seconds(monkeypatch: pytest.Mo
     async def body() -> None:
         cluster = SparkCluster()
         query = Query(monkeypatch, cluster)
-        for batch, listed in enumerate([3, 3, 3, 6, 6]):  # by three brokers
+        for batch, listed in enumerate([3, 3, 3, 6, 6]):  # requests to three brokers
             await query.run(batch, [rows(batch)])
             assert cluster.count(LIST_TRANSACTIONS) == listed
             await asyncio.sleep(4.0)
@@ -684,7 +685,7 @@ def test_task_whose_producer_cannot_start_names_its_transaction_and_the_missing_
 def test_rolled_back_checkpoint_is_refused_whatever_the_partitioning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All rows were in task 1; the replay has them in task 0, which never wrote any."""
+    """All rows were in task 1. In the replay they are in task 0, which has never written rows."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -703,7 +704,7 @@ def test_rolled_back_checkpoint_is_refused_whatever_the_partitioning(
 def test_decision_newer_than_the_replayed_batch_refuses_it_where_no_task_has_a_marker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As tasks of earlier versions without rows left none."""
+    """In earlier versions, tasks without rows left no marker."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -789,7 +790,7 @@ def test_deletion_of_one_topic_doubles_no_row_of_the_others(
 def test_replay_after_deletion_of_the_topic_of_a_committed_task_writes_only_its_rows_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The marker went with the rows."""
+    """The marker was deleted together with the rows."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -814,7 +815,7 @@ def test_markers_that_expired_before_their_decision_are_reported(
     missing: str, tasks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The markers are older than the decision, because a task commits its marker before the driver
-    decides. The committed task may be one that the replay does not have."""
+    decides. The replay may lack the committed task."""
     retention_s = 3600.0
     numbers = ([11], [10]) if tasks == 2 else ([10, 11],)
 
@@ -847,7 +848,7 @@ def test_markers_that_expired_before_their_decision_are_reported(
 def test_replay_of_a_batch_of_which_nothing_was_committed_misses_no_marker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The batch was decided, then the driver died; the markers of the previous batch still
+    """The driver died after the batch was decided. The markers of the previous batch still
     exist."""
 
     async def body() -> None:
@@ -870,7 +871,8 @@ def test_replay_of_a_batch_of_which_nothing_was_committed_misses_no_marker(
 def test_producer_of_decisions_that_cannot_start_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise it would fence the one of the next attempt later; `run` finds what is left."""
+    """Otherwise it would later fence the producer of the next attempt. `run` detects tasks that are
+    left behind."""
 
     async def body() -> None:
         cluster = SparkCluster()
@@ -904,8 +906,8 @@ def test_producer_of_decisions_that_cannot_start_is_closed(
 def test_newest_of_two_decisions_for_one_batch_is_valid(
     order: int, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempt 1 decided and committed nothing; attempt 2 has other rows, for another topic, and is
-    committed in part; attempt 3 is as attempt 2."""
+    """Attempt 1 decided but committed nothing. Attempt 2 has other rows for another topic, and was
+    partly committed. Attempt 3 has the same rows as attempt 2."""
     first, second = topics
 
     async def body() -> None:
@@ -927,11 +929,11 @@ def test_newest_of_two_decisions_for_one_batch_is_valid(
     run(body)
 
 
-# -- what a failed task tells ----------------------------------------------------------------------
+# -- errors of a failed task -----------------------------------------------------------------------
 
 
 class Paced:
-    """A feed that gives each table a second after the one before."""
+    """A feed that returns one table per second."""
 
     def __init__(self, *tables: Any) -> None:
         self._tables = list(tables)
@@ -951,7 +953,7 @@ def table(topic: str, count: int) -> Any:
 def test_failed_task_counts_the_rows_of_every_table(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That includes tables that were acknowledged long before."""
+    """Tables that were acknowledged long before are included."""
 
     async def body() -> None:
         cluster = SparkCluster()

@@ -1,5 +1,5 @@
-"""The loop thread of a process, the batch handoff, the watch of the JVM socket: no Spark, no
-Kafka."""
+"""The loop thread of a process, the batch handoff, and the watch of the JVM socket, without Spark
+and Kafka."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.hang import HANG_S
 
 
 class Item:
-    """Something that can be kept."""
+    """An item that a loop thread can keep."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -123,7 +123,7 @@ def test_stop_does_not_wait_for_a_loop_that_is_held_up() -> None:
 
 
 class Slow(Item):
-    """Closing it takes `seconds`."""
+    """An item that takes `seconds` to close."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Slow(Item):
 
 
 def keep(thread: worker_loop.LoopThread, key: object, item: Item) -> None:
-    """Lend the item and leave it with the thread."""
+    """Borrow the item once, so that the thread keeps it."""
 
     async def make() -> Item:
         return item
@@ -180,7 +180,7 @@ def test_stop_cancels_what_runs_closes_what_is_kept_and_waits_for_the_thread() -
     assert order == ["cancelled, 0 closed", "other task, 2 closed"]
     assert work_done.cancelled()
     assert thread.kept == {}
-    thread.stop(HANG_S)  # of a closed loop: nothing to do
+    thread.stop(HANG_S)  # no effect on a closed loop
 
 
 def test_stop_ends_a_thread_whose_items_do_not_close() -> None:

@@ -1,7 +1,7 @@
 """The writer as Spark calls it: `write` in a task, `commit` and `abort` on the driver.
 
-Real threads, the fake cluster on their loop, no Spark: a task's context is put where pyspark keeps
-it.
+The tests use real threads and the fake cluster on the sink's event loop, without Spark. They store
+a task's context where pyspark keeps it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PLAIN = {"delivery": "at_least_once"}
 
 
 class World:
-    """A cluster that lives on the loop thread of the sink, and Spark's side of a query."""
+    """A cluster on the loop thread of the sink, and Spark's part of a query."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -96,7 +96,8 @@ class World:
         return AiokprodDataSource(self.options(**options))
 
     def writer(self, **options: str) -> AiokprodWriter:
-        """Out of the source, through pickle, as it gets to an executor."""
+        """Create a writer from the source, and pickle and unpickle it as on the way to an
+        executor."""
         source = self.source(**options)
         if options.get("delivery") == "exactly_once" and "batchId" not in options:
             made = source.streamWriter(SCHEMA, overwrite=False)
@@ -109,7 +110,7 @@ class World:
     def in_task(
         self, partition: int = 0, attempt: int = 0, *, batch: int | None = None, **more: str
     ) -> None:
-        """This process runs a task from now on."""
+        """Make this process run a task from now on."""
         self._patch.setattr(TaskContext, "_taskContext", None)
         context = TaskContext.__new__(TaskContext)
         context._partitionId, context._attemptNumber = partition, attempt
@@ -120,7 +121,7 @@ class World:
     def write(
         self, writer: AiokprodWriter, *values: str, partition: int = 0, batch: int | None = None
     ) -> Any:
-        """One task attempt with one row a batch."""
+        """Run one task attempt with one row per batch."""
         self.in_task(partition, batch=batch)
         return writer.write(batches(values))
 
@@ -150,7 +151,7 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     assert found.on_loop(lambda: found.cluster.violations) == []
 
 
-# -- rows and when they are visible ----------------------------------------------------------------
+# -- rows and when they become visible -------------------------------------------------------------
 
 
 def test_plain_write_is_visible_with_its_report(harness: World, tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_audit_headers_name_run_batch_task_and_row(harness: World) -> None:
 
 
 def test_commit_without_the_message_of_a_task_is_refused(harness: World) -> None:
-    """A task that Spark counts as done and that left no transaction."""
+    """Spark considers the task done, but the task left no transaction."""
     writer = harness.writer(**JOB)
     found = harness.write(writer, "a")
     with pytest.raises(RuntimeError, match="1 of 2 tasks left no message: the batch cannot be"):
@@ -257,14 +258,14 @@ def test_abort_ends_what_is_open(harness: World) -> None:
     writer.abort([None, *found], 7)
     assert harness.open_ids() == set()
     assert harness.committed() == []
-    writer.abort(found, None)  # nothing is left to abort
+    writer.abort(found, None)  # no transaction is left to abort
     before = harness.on_loop(lambda: harness.cluster.count(END_TXN))
     harness.writer(**PLAIN).abort([harness.write(harness.writer(**PLAIN), "b")])
     assert harness.on_loop(lambda: harness.cluster.count(END_TXN)) == before
 
 
 def test_abort_never_raises(harness: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Spark would show its error instead of the reason why the job failed."""
+    """Spark would show the error of the abort instead of the reason why the job failed."""
     writer = harness.writer(**JOB)
     found = harness.write(writer, "a")
     code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -307,7 +308,8 @@ def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
 ) -> None:
     writer = harness.writer(**STREAM)
     found = [harness.write(writer, "ab"[n], partition=n, batch=0) for n in range(2)]
-    writer.commit([found[0]], 0)  # an attempt with one task; the other's transaction is left open
+    # This attempt has one task. The transaction of the other task stays open.
+    writer.commit([found[0]], 0)
     assert harness.committed() == ["a"]
     assert harness.open_ids() == set(), "the sweep ends it"
     driver_commit._swept.clear()
@@ -330,7 +332,7 @@ def test_orphan_that_cannot_be_fenced_is_told_and_harms_nothing(
     assert harness.on_loop(lambda: harness.cluster.count(LIST_TRANSACTIONS)) > 0
 
 
-# -- what a task refuses ---------------------------------------------------------------------------
+# -- rejected rows and tables ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [JOB, STREAM], ids=["transactional", "exactly_once"])
@@ -408,7 +410,8 @@ def test_failed_row_ends_the_task_although_more_rows_come(
 def test_iterator_that_fails_ends_the_sending_first(
     harness: World, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the error leaves the task: Spark may start the next attempt at once."""
+    """Sending ends before the error leaves the task, because Spark may start the next attempt at
+    once."""
     monkeypatch.setattr(tasks, "_GIVE_UP", HANG_S)
     harness.in_task()
 
@@ -487,7 +490,7 @@ def test_waiting_for_the_acknowledgments_watches_the_lifeline(
     ours.close()
 
 
-# -- producers that are kept -----------------------------------------------------------------------
+# -- kept producers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("reuse", "producers"), [("true", 1), ("false", 2)])
@@ -570,7 +573,7 @@ def test_delivery_that_fits_no_stream_is_refused(
 ) -> None:
     source = harness.source(**given)
     if text is None:
-        for overwrite in (False, True):  # output mode complete
+        for overwrite in (False, True):  # `overwrite` is output mode complete
             assert source.streamWriter(SCHEMA, overwrite=overwrite)._job is None
     else:
         with pytest.raises(ConfigError, match=text):
@@ -648,7 +651,7 @@ def test_audit_reads_its_range_fetch_by_fetch(harness: World) -> None:
 
 
 def test_audit_of_nothing_gives_no_rows(harness: World) -> None:
-    """Spark runs one task with a separate partition for a plan without any."""
+    """For a plan without partitions, Spark runs one task with a placeholder partition."""
     assert list(audit(harness).read(object())) == []
 
 

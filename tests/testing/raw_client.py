@@ -1,4 +1,4 @@
-"""A minimal client: one connection, one request at a time."""
+"""A minimal client with one connection and one request at a time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from aiokprod.testing.fake_cluster import FakeCluster
 
 
 class Closed(Exception):
-    """The broker ended the connection."""
+    """The broker closed the connection."""
 
 
 class RawClient(asyncio.Protocol):
-    """Sends encoded requests, hands out raw frames."""
+    """Sends encoded requests and returns raw frames."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -113,7 +113,7 @@ def batch(
     timestamp: int = 1_700_000_000_000,
     **changes: int,
 ) -> bytes:
-    """An uncompressed record batch, built by hand; `changes` spoil header fields."""
+    """Return an uncompressed record batch built by hand. `changes` overwrite header fields."""
     body = b""
     for index, value in enumerate(values):
         record = b"\x00" + varint(0) + varint(index) + nullable(key) + nullable(value) + varint(0)
@@ -148,7 +148,7 @@ def batch(
 def produce(
     topic: str | bytes, partition: int, data: bytes, *, acks: int = -1, timeout_ms: int = 30_000
 ) -> ProduceRequest:
-    """A request for one partition; a topic given as bytes is a topic id."""
+    """Return a request for one partition. A topic given as bytes is a topic id."""
     where: dict[str, Any] = {"topic_id": topic} if isinstance(topic, bytes) else {"name": topic}
     part = PartitionProduceData(index=partition, records=data)
     return ProduceRequest(
@@ -159,7 +159,7 @@ def produce(
 
 
 def only(response: ProduceResponse) -> PartitionProduceResponse:
-    """The single partition of a Produce response."""
+    """Return the only partition of a Produce response."""
     (topic,) = response.responses
     (part,) = topic.partition_responses
     return part

@@ -1,4 +1,4 @@
-"""The names of APIs are those that the package knows, and `FakeCluster.fail` takes them."""
+"""`Api` has the names of all APIs of the package, and `FakeCluster.fail` accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history checker finds each kind of fault."""
+"""The history checker detects each kind of fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.integration.checker import History, LogRecord, Report, compare
 
 
 def written(count: int) -> tuple[History, list[LogRecord]]:
-    """A history of `count` keyed records, all acknowledged, and the matching log."""
+    """Return a history of `count` keyed records, all acknowledged, and the matching log."""
     history = History("t", producer=7)
     log: list[LogRecord] = []
     for number in range(count):

@@ -1,5 +1,5 @@
-"""Bugs put back into the engine, found by the simulation: the quick part of
-`python -m tests.detection`, which looks for all of them."""
+"""The simulation finds bugs that are put back into the engine. This is the quick part of `python -m
+tests.detection`, which searches for all bugs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = (
     "server-error-called-definite",
     "versions-remembered-over-reconnects",
 )
-"""Those that show themselves within a few seeds."""
+"""Bugs that appear within a few seeds."""
 
 MOST = 80
 
@@ -41,7 +41,7 @@ def test_bug_put_back_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_bug_fits_the_engine_as_it_is(name: str) -> None:
-    """What it replaces can still be called as the engine calls it."""
+    """The replacement of the bug must still match the engine's calls."""
     with pytest.MonkeyPatch.context() as patch:
         put_back(name, patch)
 

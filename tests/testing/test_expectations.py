@@ -1,4 +1,4 @@
-"""Assertions on records: what passes, what fails, and what the failure says."""
+"""Assertions on records: which records pass, which fail, and the text of the failure."""
 
 from __future__ import annotations
 

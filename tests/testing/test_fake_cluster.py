@@ -38,7 +38,8 @@ from tests.testing.raw_client import Closed, RawClient, batch, only, produce
 
 
 def scenario(function: Callable[[FakeCluster], Coroutine[Any, Any, Any]]) -> Callable[[], None]:
-    """Run an async test in virtual time: a cluster of three, a topic "t" of one partition."""
+    """Run an async test in virtual time with a cluster of three brokers and a topic "t" of one
+    partition."""
 
     def test() -> None:
         async def main() -> None:
@@ -459,7 +460,7 @@ async def test_scripted_produce_errors_come_in_order(cluster: FakeCluster) -> No
 
 
 async def committed_offset(cluster: FakeCluster, client: RawClient, where: tuple[str, int]) -> None:
-    """Run a transaction of "x" that commits offset 7 of group "g", with metadata."""
+    """Run a transaction of "x" that commits offset 7 of group "g" with metadata."""
     code, producer_id, epoch = cluster.transactions.init("x", 10_000, -1, -1)
     assert code == Code.NONE
     cluster.transactions.add("x", set(), "g")
@@ -477,7 +478,8 @@ async def committed_offset(cluster: FakeCluster, client: RawClient, where: tuple
 
 
 async def offsets(client: RawClient, version: int, *, stable: bool = False) -> Any:
-    """The answer to OffsetFetch: (topic, partition, offset, metadata, code) of group "g"."""
+    """Return the response to OffsetFetch for group "g" as (topic, partition, offset, metadata,
+    code)."""
     more: dict[str, Any] = {"require_stable": stable} if version >= 7 else {}
     if version >= 8:
         group = OffsetFetchRequestGroup(group_id="g", topics=None)
@@ -821,7 +823,7 @@ async def test_without_a_leader_no_replica_becomes_in_sync(cluster: FakeCluster)
     cluster.start(1)
     cluster.start(3)
     await asyncio.sleep(0.2)
-    cluster.kill(3)  # neither its death nor its return changes that
+    cluster.kill(3)  # the death and the return of broker 3 have no effect
     await asyncio.sleep(0.2)
     cluster.start(3)
     assert (partition.leader, partition.isr) == (None, (2,))
@@ -866,8 +868,11 @@ async def test_stopped_broker_hands_over_before_it_ends(cluster: FakeCluster) ->
 
 
 async def after_restart(cluster: FakeCluster, *answers_of: int) -> Any:
-    """Three batches of a producer; broker 1 is stopped and started; the batches again, to one
-    broker after the other: error codes and base offsets."""
+    """Send three batches of one producer, and stop and start broker 1. Then send the batches again
+    to each of the given brokers.
+
+    Return the error code, base offset and append time of each repeated batch.
+    """
     first = await RawClient.connect(cluster)
     again = [batch(b"%d" % n, pid=7, epoch=0, sequence=n, timestamp=50 + n) for n in range(3)]
     for sent in again:
@@ -890,9 +895,8 @@ async def after_restart(cluster: FakeCluster, *answers_of: int) -> Any:
 async def test_broker_stopped_in_order_knows_only_the_newest_batch_of_a_producer(
     cluster: FakeCluster,
 ) -> None:
-    """The snapshot of the broker contains no other batches. Replicas that continued to run
-    recognise all batches, with the timestamp that Kafka returns for a batch that is already in the
-    log."""
+    """The snapshot of the broker contains only that batch. Replicas that continued to run recognise
+    all batches. They return the timestamp that Kafka returns for a duplicate."""
     gap = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     known = [(0, 0, 50), (0, 1, 51), (0, 2, 52)]
     assert await after_restart(cluster, 2, 1) == [*known, (gap, -1, -1), (gap, -1, -1), (0, 2, 52)]
@@ -967,8 +971,8 @@ async def test_throttled_connection_is_mute_for_the_time_named(cluster: FakeClus
 
 
 async def sends_after(cluster: FakeCluster, data: bytes) -> int:
-    """The number of sends while throttled if these bytes stand before a response with a throttle
-    time."""
+    """Return the number of sends during a throttle, if these bytes precede a response with a
+    throttle time."""
     client = await RawClient.connect(cluster)
     cluster.throttle(1000)
     cluster.control(22, faults.garbage(data), times=1)
@@ -983,7 +987,7 @@ async def sends_after(cluster: FakeCluster, data: bytes) -> int:
 async def test_throttle_time_behind_the_beginning_of_a_longer_frame_is_not_read(
     cluster: FakeCluster,
 ) -> None:
-    """The frame is not complete before the throttle time is over: the client waits for more
+    """The frame is still incomplete at the end of the throttle time, so the client waits for more
     bytes."""
     assert await sends_after(cluster, (9_268_821).to_bytes(4, "big") + b"ab") == 0
 

@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "aiokprod.testing.fake_cluster")
 
 
 def free_port(count: int) -> int:
-    """The first of `count` consecutive free ports."""
+    """Return the first of `count` consecutive free ports."""
     for first in range(20_000, 60_000, 7):
         with ExitStack() as listening, suppress(OSError):
             for port in range(first, first + count):
@@ -48,7 +48,7 @@ def brokers(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def answers(process: subprocess.Popen[str], command: str, count: int) -> list[str]:
-    """The lines of output of a command."""
+    """Send a command and return its first `count` lines of output."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(command + "\n")
@@ -123,7 +123,7 @@ def test_brokers_go_on_if_nothing_reads_the_output(closed: bool) -> None:
         assert process.stderr is not None
         if closed:
             process.stdout.close()
-        process.stdin.write("help\n" * 2_000)  # more output than a pipe holds
+        process.stdin.write("help\n" * 2_000)  # more output than the buffer of a pipe
         process.stdin.flush()
 
         async def send() -> None:

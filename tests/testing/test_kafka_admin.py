@@ -1,4 +1,4 @@
-"""Which responses `FakeClusterAdmin` accepts as final."""
+"""The responses that `FakeClusterAdmin` accepts as final."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ UNKNOWN_TOPIC, NOT_LEADER, NOT_AUTHORIZED = 3, 6, 29
 
 
 class Answering:
-    """librdkafka's admin client with a topic of one partition, whose answers are error codes as it
-    gives them (not marked as retriable), or offsets."""
+    """A stand-in for librdkafka's admin client, with a topic of one partition.
+
+    Its responses are offsets, or errors that are not marked as retriable, as librdkafka returns
+    them.
+    """
 
     def __init__(self, *answers: KafkaException | int) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""Finding Java and the jars of a release, with stand-ins for the tools."""
+"""The search for Java and for the jars of a release, with placeholders for the tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tool(folder: Path, name: str, script: str) -> Path:
 
 @pytest.fixture
 def search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An otherwise empty folder of programs, and an empty cache."""
+    """Set up an empty folder as the search path of programs, and an empty cache."""
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setattr(shutil, "which", lambda name: found(programs / name), raising=True)

@@ -1,4 +1,5 @@
-"""When `KafkaCluster` considers a node as serving, without a broker."""
+"""The conditions under which `KafkaCluster` considers a node to be serving, tested without a
+broker."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from aiokprod.testing.kafka_cluster import ClusterError, KafkaCluster
 
 
 class Living:
-    """A node's process."""
+    """A stand-in for the process of a node."""
 
     running = True
 
@@ -20,14 +21,14 @@ class Living:
 
 
 class Listing:
-    """An admin client: the cluster lists node 1 as alive."""
+    """An admin client of a cluster that lists node 1 as alive."""
 
     def broker_ids(self) -> set[int]:
         return {1}
 
 
 def test_serving_listed_node_without_open_port_is_waited_for() -> None:
-    """A node that was killed is listed for as long as its session lasts."""
+    """A killed node stays listed until its session expires."""
     cluster: Any = KafkaCluster(1)
     cluster._nodes = {1: Living()}
     cluster._admin = Listing()

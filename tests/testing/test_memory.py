@@ -11,13 +11,13 @@ from aiokprod.testing.virtual import START_TIME, LeakError, UnhandledError, run
 
 
 class Recorder(asyncio.Protocol):
-    """Notes every call with its virtual time."""
+    """Records every call with its virtual time."""
 
     def __init__(self, *, keep_open: bool = False) -> None:
         self.transport: asyncio.Transport
         self.chunks: list[bytes] = []
         self.calls: list[tuple[float, str]] = []
-        self.lost: Any = "no"  # or the argument of `connection_lost`
+        self.lost: Any = "no"  # replaced by the argument of `connection_lost`
         self.keep_open = keep_open
 
     def note(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The helper that removes what a killed owner leaves behind."""
+"""The helper process that cleans up after an owner was killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiokprod.testing.kafka_node import free_ports
 from aiokprod.testing.reaper import Reaper, serve
 from tests.hang import HANG_S
 
-# Ends by itself when its parent's pipe closes, so that a failed test leaves nothing behind.
+# The process exits when its parent's pipe closes, so it does not outlive a failed test.
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
 

@@ -1,5 +1,5 @@
-"""One suite over `RecordingProducer` and over `Producer` with a `FakeCluster`; then what only the
-former has."""
+"""One suite for both `RecordingProducer` and `Producer` with a `FakeCluster`, and tests of
+`RecordingProducer` alone."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_wrong_settings_raise_the_same(settings: dict[str, Any]) -> None:
 def test_serializers_are_called(make: Callable[..., None]) -> None:
     async def body(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         await producer.send("t", {"a": 1}, key="k")
-        expecting(cluster)  # from now on
+        expecting(cluster)  # before the next record
         assert [(r.key, r.value) for r in cluster.log("t", 0)] == [(b"k", b'{"a": 1}')]
 
     make(

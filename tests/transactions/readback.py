@@ -1,4 +1,4 @@
-"""What an independent read_committed consumer sees."""
+"""The records that an independent read_committed consumer reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def _settings(servers: str) -> dict[str, Any]:
 
 
 def first_committed(servers: str, topic: str) -> bytes:
-    """The first value of partition 0 that a reader gets to see; waits for it."""
+    """Wait for the first value of partition 0 that a read_committed consumer receives, and return
+    it."""
     consumer = Consumer(_settings(servers))
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -37,9 +38,10 @@ def first_committed(servers: str, topic: str) -> bytes:
 
 
 def read_committed(servers: str, topic: str) -> dict[int, list[bytes]]:
-    """Values per partition, in order, up to the last stable offset of every partition.
+    """Return the values of each partition in order, up to its last stable offset.
 
-    Markers and aborted records take offsets, so the end is known only when the consumer reaches it.
+    Markers and aborted records occupy offsets. Only the consumer's end-of-partition event shows the
+    end.
     """
     consumer = Consumer(_settings(servers))
     try:

@@ -367,7 +367,7 @@ async def test_timeout_wrong_is_refused(
 async def test_busy_coordinator_its_requests_come_before_more_records(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Otherwise produce requests to the same broker would take every free place in flight."""
+    """Otherwise produce requests to the same broker would occupy every in-flight slot."""
     cluster.control(0, answer_late(0.05))
     await producer.begin_transaction()
     stop = False
@@ -414,7 +414,7 @@ async def test_commit_unknown_then_fenced_raises_unknown_later_calls_not_sent(
 async def test_commit_during_a_bulk_call_does_not_leave_out_a_refused_record(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Nor if the other task learns first that the batch was stored."""
+    """This also holds if the other task is the first to learn that the batch was stored."""
     await producer.begin_transaction()
     await producer.send("t", b"metadata are known now", partition=0)
     delivery = await producer.submit("t", b"in the same batch", partition=0)

@@ -1,5 +1,5 @@
-"""The process dies at every step of a transaction: all of it or nothing becomes visible, and the
-next instance continues."""
+"""The process dies at each step of a transaction. All or none of its records become visible, and
+the next instance continues."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ TIMEOUT_S = 10.0
 
 
 async def run_until_crash(cluster: FakeCluster, step: int, arrives: bool) -> bool:
-    """Run a transaction on a machine that dies when request number `step` is sent; True if the
-    commit returned before that."""
+    """Run a transaction on a machine that dies when it has sent `step` requests and sends the next
+    one.
+
+    If `arrives`, the broker still receives that request. Return True if the commit returned before
+    the crash.
+    """
     machine = Machine(cluster.network)
     producer = make_producer(
         cluster, dialer=machine, transactional_id=ID,

@@ -1,4 +1,4 @@
-"""The connection breaks after any byte of EndTxn or of its response: the transaction is committed
+"""The connection breaks after any byte of EndTxn or of its response. The transaction is committed
 or aborted once, as requested, and the next transaction is not affected."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.transactions.transaction_helpers import END, ID, committed, one, stab
 pytestmark = pytest.mark.matrix
 
 ANSWER = 32
-"""No answer to EndTxn is longer, length field included."""
+"""Maximum size of a response to EndTxn, including the length field."""
 
 
 @pytest.mark.parametrize("processed", [True, False], ids=["processed", "lost"])
@@ -82,7 +82,9 @@ async def test_end_request_cut_after_any_byte_verdict_stands(
         wanted += [b"%d" % size] if commit else []
         assert committed(cluster) == wanted, size
         assert stable(cluster), size
-        whole = pipe.taken == pipe.cut_at  # after the last byte: read, the answer may be lost
+        # The cut was after the last byte: the broker read the request, but its response may be
+        # lost.
+        whole = pipe.taken == pipe.cut_at
         assert cluster.count(END) - before in ((1, 2) if whole else (1,)), size
         size += 1
     assert 40 < size < 80

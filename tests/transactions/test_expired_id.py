@@ -1,6 +1,6 @@
-"""A transactional id that the coordinator has forgotten (transactional.id.expiration.ms) while the
-producer was idle: the transaction that finds out is aborted, and the producer continues with a new
-producer id. A producer that was replaced meanwhile is fenced all the same.
+"""A transactional id expires on the coordinator (transactional.id.expiration.ms) while the producer
+is idle. The first transaction that meets this error is aborted, and the producer continues with a
+new producer id. A producer that was replaced in the meantime is still fenced.
 
 Source: Java 3.x `TransactionManager.beginCompletingTransaction` (InvalidPidMappingException), Kafka
 `TransactionMetadata.isValidProducerId`.
@@ -29,7 +29,7 @@ from tests.transactions.transaction_helpers import (
 
 
 async def found_out(producer: Producer[Any, Any], first: str) -> None:
-    """Run the transaction that meets the expired id."""
+    """Run the transaction that gets the error for the expired id."""
     await producer.begin_transaction()
     if first == "record":
         call: Any = producer.send("t", b"lost", partition=0)
@@ -100,7 +100,7 @@ async def test_commit_of_an_unknown_id_is_refused_and_the_abort_ends(
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"1", partition=0)
-    await asyncio.sleep(3)  # the coordinator aborts it
+    await asyncio.sleep(3)  # the coordinator aborts the transaction
     cluster.transactions.ids.pop(ID)
     with pytest.raises(AbortableTransactionError) as caught:
         await producer.commit_transaction()

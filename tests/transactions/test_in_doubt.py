@@ -1,8 +1,8 @@
-"""Requests that a coordinator may have carried out although it answered with an error: which
-outcome the caller gets, and that the next transaction is not affected.
+"""Requests that a coordinator may have carried out although it returned an error: the outcome that
+the caller gets, and the next transaction, which must not be affected.
 
-Source: Kafka `TransactionStateManager.appendTransactionToLog`, which answers errors of the write to
-the transaction log with COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR and others.
+Source: Kafka `TransactionStateManager.appendTransactionToLog`. It maps errors of the write to the
+transaction log to COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR and others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.transactions.transaction_helpers import (
 )
 
 WRITE_ERRORS = [14, 15, 16, -1, 7, 19, 20, 56]
-"""Error codes after a failed or unfinished write of the transaction log."""
+"""Error codes returned after a failed or unfinished write to the transaction log."""
 
 
 def carried_out(code: int) -> Reaction:
@@ -90,7 +90,7 @@ async def test_end_carried_out_answered_with_a_write_error_then_fenced_is_in_dou
 async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected(
     cluster: FakeCluster, producer: Producer[Any, Any], commit: bool
 ) -> None:
-    """The response of Kafka 4.3 while the markers of the other producer are written."""
+    """Kafka 4.3 returns this error while it writes the markers of the other producer."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, Reaction(process=False, error=51), times=3)
@@ -107,7 +107,7 @@ async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected
 async def test_end_in_doubt_stays_so_after_concurrent_transactions(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
-    """The concurrent transaction may be that of the first copy of this EndTxn."""
+    """The concurrent transaction may be the one that the first copy of this EndTxn ended."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, lose_answer() if processed else lose_request(), times=1)
@@ -138,8 +138,8 @@ async def test_end_refused_before_any_write_is_rejected(
 async def test_partitions_added_but_answered_with_a_write_error_are_aborted(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int
 ) -> None:
-    """The abort comes during the backoff before the retry: EndTxn is sent nevertheless, and the
-    next transaction has its whole timeout."""
+    """The abort is requested during the backoff before the retry. EndTxn is still sent, and the
+    next transaction has its full timeout."""
     await producer.begin_transaction()
     stop = cluster.control(ADD_PARTITIONS, carried_out(code))
     handle = await producer.submit("t", b"aborted", partition=0)
@@ -184,7 +184,8 @@ async def test_offsets_added_but_answered_with_a_write_error_are_aborted(
 async def test_partitions_not_added_though_in_doubt_abort_ends_and_bumps_the_epoch(
     cluster: FakeCluster, producer: Producer[Any, Any], code: int
 ) -> None:
-    """The coordinator knows no transaction and answers INVALID_TXN_STATE: that is not a failure."""
+    """The coordinator has no open transaction and returns INVALID_TXN_STATE. The abort still
+    succeeds."""
     await producer.begin_transaction()
     stop = cluster.control(ADD_PARTITIONS, Reaction(process=False, error=code))
     handle = await producer.submit("t", b"aborted", partition=0)
@@ -219,7 +220,7 @@ async def test_added_at_the_repetition_commits(
 async def test_close_while_end_is_in_flight_is_in_doubt(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
-    """The error of `close` says "not sent", which is not true of the transaction."""
+    """The error of `close` has the outcome "not sent", which would be wrong for the transaction."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, lose_answer() if processed else lose_request())

@@ -1,4 +1,5 @@
-"""A batch of one transaction that arrives during the next one must have an outdated epoch."""
+"""A batch of one transaction that arrives during the next transaction must have an outdated
+epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ ARRIVES_S = 8.0
 
 
 def first_late_others_lost() -> Any:
-    """The first request arrives after its connection was given up; its retries never arrive."""
+    """Return a reaction: the first request arrives after the client has closed its connection, and
+    its retries are lost."""
     seen = 0
 
     def control(request: Request) -> Reaction:

@@ -1,4 +1,4 @@
-"""Each request to a coordinator with each way it can fail: the error that the caller gets, and
+"""Each kind of coordinator request with each kind of failure: the error that the caller gets, and
 P7."""
 
 from __future__ import annotations

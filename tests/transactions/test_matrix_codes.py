@@ -1,6 +1,7 @@
-"""Every error code for every request to a coordinator: the class of the resulting error, and P7.
+"""Every error code in a response to every coordinator request: the class of the resulting error,
+and P7.
 
-`ErrorCode.retriable` must agree with what happens (docs/design/error-codes.md).
+`ErrorCode.retriable` must match the behaviour (docs/design/error-codes.md).
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ pytestmark = pytest.mark.matrix
 FENCING = {47, 90}
 ABORTING = {120}
 RETRIED_BY_API = {(END, -1)}
-"""UNKNOWN_SERVER_ERROR is not retriable. After EndTxn the transaction may have
-ended or not, so the request is repeated."""
+"""UNKNOWN_SERVER_ERROR is not retriable. After EndTxn, however, the transaction may or may not have
+ended, so the request is repeated."""
 LIMIT_S = 130.0
-"""Every call may take max_block_ms or the timeout of the transaction, 100 s; some come in a row."""
+"""Time limit of a test case. Each call may take max_block_ms or the timeout of the transaction (100
+s), and some calls run one after another."""
 
 
 async def one_case(api: int, code: int, tv: int) -> str:
-    """Run a transaction in which the code is answered once; the class of the error that results."""
+    """Run a transaction in which the code is returned once. Return the class of the resulting
+    error."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 3)
     producer = make_producer(
@@ -80,7 +83,8 @@ def _class_of(error: KafkaError) -> str:
 async def _check_effects(
     cluster: FakeCluster, producer: Producer[Any, Any], ended: str, *, in_doubt: bool
 ) -> None:
-    """All or nothing (P7), and a producer without a fatal error can continue."""
+    """Check that all or none of the records are visible (P7), and that a producer without a fatal
+    error can continue."""
     seen = committed(cluster)
     if ended == "committed":
         assert seen == [b"1", b"1"]
@@ -130,7 +134,8 @@ LASTS_S = 10.0
 
 
 async def lasting_case(api: int, code: int, tv: int) -> tuple[int, int]:
-    """Requests of the API and lookups in 10 s of refusals."""
+    """Return the numbers of requests of the API and of coordinator lookups during 10 s of
+    rejections."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 3)
     producer = make_producer(cluster, transactional_id=ID, max_block_ms=600_000)
@@ -155,9 +160,9 @@ async def lasting_case(api: int, code: int, tv: int) -> tuple[int, int]:
 @pytest.mark.parametrize("tv", [1, 2], ids=["TV1", "TV2"])
 @pytest.mark.parametrize("name", APIS)
 def test_refusal_that_lasts_is_repeated_with_backoff(name: str, tv: int) -> None:
-    """Pauses of 0.1, 0.2, 0.4, 0.8 s, then 1 s, each ±20 %: 13 requests in 10 s. With code 51 the
-    first pauses are 2, 4, 8 ms and so on up to the backoff; AddPartitionsToTxn of a new transaction
-    is repeated every 20 ms (KAFKA-5477)."""
+    """Pauses of 0.1, 0.2, 0.4, 0.8 s, then 1 s, each ±20 %, result in 13 requests in 10 s. With
+    code 51 the first pauses are 2, 4, 8 ms and so on up to the backoff. AddPartitionsToTxn of a new
+    transaction is repeated every 20 ms (KAFKA-5477)."""
     api = APIS[name]
     for code in () if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS) else LASTING[api]:
         requests, finds = play(partial(lasting_case, api, code, tv))

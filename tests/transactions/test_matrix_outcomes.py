@@ -1,8 +1,8 @@
-"""Every request to a coordinator with every fault of its broker: the reported outcome is that of
-the logs and groups, and the one that this file names.
+"""Every coordinator request with every fault of its broker. The reported outcome must match the
+logs and groups, and the outcome that this file names.
 
-The oracle knows the cluster's logs and what each call reported, nothing else. A later instance of
-the producer ends what is open before it looks, so that "not committed" is final.
+The oracle reads only the cluster's logs and the results of the calls. Before it reads, a later
+instance of the producer ends any open transaction, so "not committed" is final.
 """
 
 from __future__ import annotations
@@ -50,30 +50,32 @@ TIMES = {"once": 1, "twice": 2, "for-ever": None}
 FENCED = {47, 90}
 ABORTABLE = {29, 30, 120}
 UNMAPPED = 49
-"""INVALID_PRODUCER_ID_MAPPING: an abort and a new producer id, unless another one took over."""
+"""INVALID_PRODUCER_ID_MAPPING: the transaction is aborted and the producer gets a new id, unless
+another producer took over."""
 OWN_ABORTABLE = {
     ADD_PARTITIONS: {55},
     COMMIT_OFFSETS: {22, 25, 82, 110, 113},
 }
 BEFORE_WRITING = {29, 30, 31, 35, 42, 47, 48, 49, 53, 55, 90, 120}
-"""No broker answers one of these after it wrote to its transaction log. If one does nevertheless
-(the fake broker can be scripted to), no client can find out."""
+"""Brokers return these codes only before they write to the transaction log. The fake broker can be
+scripted to return one after a write, which no client can detect."""
 CONCURRENT = 51
-"""As these at the first copy of EndTxn; a repetition may meet the write of an earlier copy."""
+"""CONCURRENT_TRANSACTIONS: for the first copy of EndTxn as `BEFORE_WRITING`. A repetition may meet
+the write of an earlier copy."""
 
 QUICK_CODES = [-1, 3, 7, 15, 16, 22, 29, 42, 47, 48, 49, 51, 53, 55, 56, 90, 120, 500]
 WHOLE = bool(os.environ.get("AIOKPROD_WHOLE_MATRIX"))
-"""All codes instead of one or two of each kind."""
+"""True for all codes instead of one or two of each kind."""
 
 
 @dataclass
 class Report:
-    """What the calls of one transaction reported.
+    """The results of the calls of one transaction.
 
     Attributes:
-        start, offsets, end: errors of begin, send_offsets and commit or abort; None: no error.
-        records: value -> None if acknowledged, else the error.
-        called_end: commit or abort was called.
+        start, offsets, end: errors of begin, send_offsets, and commit or abort; None for success.
+        records: maps a value to None if it was acknowledged, else to the error.
+        called_end: True if commit or abort was called.
     """
 
     start: KafkaError | None = None
@@ -84,12 +86,13 @@ class Report:
 
     @property
     def error(self) -> KafkaError | None:
-        """The first of a call."""
+        """The first error of a call."""
         return self.start or self.offsets or self.end
 
 
 async def transact(producer: Producer[Any, Any], value: bytes, *, commit: bool) -> Report:
-    """Begin, two records, offsets, commit or abort; stops at the first call that fails."""
+    """Begin a transaction, send two records and offsets, and commit or abort. Stop at the first
+    call that fails."""
     report = Report()
     try:
         await producer.begin_transaction()
@@ -166,8 +169,11 @@ def class_of(report: Report) -> str:
 
 
 def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -> str:
-    """What `class_of` must say. Whether the request was carried out makes no difference: the client
-    cannot tell, except by an error that brokers do not give afterwards."""
+    """Return the expected result of `class_of`.
+
+    It does not depend on whether the request was carried out. The client cannot tell, except by an
+    error that brokers do not return afterwards.
+    """
     if tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS):
         return "done"  # never sent
     lost = api == END and code in (-1, 7)
@@ -179,7 +185,7 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
     if code == UNMAPPED and api not in (FIND, INIT):
         return "abortable" if api != END or commit else "done"
     if api == ADD_PARTITIONS and code not in FENCED | {48, 53}:
-        return "abortable"  # as in Java, also for codes that the protocol does not have there
+        return "abortable"  # as in Java, also for codes that the API does not define
     if api == ADD_OFFSETS and code == 59:
         return "abortable"
     if api == INIT and code in (31, 53):
@@ -192,7 +198,8 @@ def expected(api: int, code: int, times: int | None, *, tv: int, commit: bool) -
 async def one_case(
     api: int, reaction: Reaction, times: int | None, *, tv: int, commit: bool, lies: bool = False
 ) -> str:
-    """Run into the fault, check, let a new instance end what is open, and check again."""
+    """Run into the fault and check the report. Then let a new instance end any open transaction,
+    and check again."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(
@@ -206,7 +213,7 @@ async def one_case(
         stop()
         found = class_of(report)
         if found == "timeout" and report.called_end:
-            # The same call continues to wait: without the fault it gets a definite result.
+            # The repeated call continues to wait. Without the fault it gets a definite result.
             await (producer.commit_transaction(60) if commit else producer.abort_transaction(60))
             report.end = None
         elif found == "abortable" and report.start is None and not lies:
@@ -239,8 +246,11 @@ async def go_on(cluster: FakeCluster, producer: Producer[Any, Any]) -> None:
 
 
 def cases(api: int, times: int | None, tv: int) -> Iterator[tuple[int, bool]]:
-    """(code, carried out). What is rejected is not repeated, and what is never sent
-    gets no code."""
+    """Yield pairs of an error code and whether the request is carried out.
+
+    Rejected requests are not repeated, so they are skipped if `times` is 2. A request that is never
+    sent gets a single code.
+    """
     never_sent = tv == 2 and api in (ADD_PARTITIONS, ADD_OFFSETS)
     for code in CODES if WHOLE else QUICK_CODES[:1] if never_sent else QUICK_CODES:
         if WHOLE or times != 2 or code in RETRIED | {-1, 7}:
@@ -260,7 +270,7 @@ def test_code_ends_as_named_and_reported_is_what_the_log_holds(
     wrong = []
     for code, processed in cases(api, times, tv):
         lies = processed and (code == UNMAPPED or (api == END and code in BEFORE_WRITING))
-        # Nor does a broker deny a producer id whose transaction is open.
+        # A broker does not return this code for a producer id whose transaction is open either.
         lies = lies or (code == UNMAPPED and api == END and not commit)
         reaction = Reaction(process=processed, error=code)
         try:
@@ -283,7 +293,7 @@ INTERRUPTIONS = ["another instance", "abort", "close", "timeout"]
 async def interrupted_case(
     api: int, code: int, interruption: str, *, tv: int, processed: bool
 ) -> Report:
-    """The response contains a code that is retried; something happens before the retry."""
+    """Return a retriable code in the response, and interrupt the producer before the retry."""
     cluster = FakeCluster(network=MemoryNetwork(), transaction_version=tv)
     cluster.create_topic("t", 2)
     producer = make_producer(
@@ -304,7 +314,7 @@ async def interrupted_case(
         elif interruption == "close":
             await producer.close(timeout=0.5)
         else:
-            await asyncio.sleep(2.5)  # the coordinator aborts what is open
+            await asyncio.sleep(2.5)  # the coordinator aborts any open transaction
         stop()
         report = await running
         judge(cluster, report, commit=True)
@@ -321,7 +331,8 @@ async def interrupted_case(
 
 
 async def _abort_now(producer: Producer[Any, Any], running: asyncio.Task[Report]) -> None:
-    """Abort as soon as no other transactional call is in progress, and continue."""
+    """Abort as soon as no other transactional call is in progress, or stop when the transaction has
+    ended."""
     while not running.done():
         try:
             await producer.abort_transaction()
@@ -345,7 +356,7 @@ def test_interrupted_before_the_repetition_reported_is_what_the_log_holds(
     for code in BACKOFF_CODES:
         for processed in (False, True):
             if processed and api == END and code == CONCURRENT:
-                continue  # a lie, see CONCURRENT
+                continue  # brokers do not do this, see CONCURRENT
             try:
                 report = play(partial(
                     interrupted_case, api, code, interruption, tv=tv, processed=processed
@@ -381,6 +392,6 @@ def test_lost_connection_ends_as_named_and_reported_is_what_the_log_holds(
             except BaseException as error:
                 error.add_note(f"{name}, {times}")
                 raise
-            # Two lost answers take 4 s of the 5 s that a call waits.
+            # Two lost responses take 4 s of the 5 s that a call waits.
             wanted = "done" if times is not None or never_sent else "timeout"
             assert found == wanted, (name, times)

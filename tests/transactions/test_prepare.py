@@ -1,4 +1,5 @@
-"""A transaction that is flushed here and ended elsewhere, as Spark's tasks and driver do."""
+"""A transaction that one producer flushes and another process ends, as Spark's tasks and driver
+do."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ async def test_prepare_tells_the_protocol(
     await producer.begin_transaction()
     await producer.send("t", b"x", partition=0)
     assert (await producer.prepare_transaction())[2] is (tv == 2)
-    await producer.commit_transaction()  # the producer that prepared it may end it too
+    await producer.commit_transaction()  # the producer that prepared it may end it, too
     assert committed(cluster) == [b"x"]
 
 

@@ -1,8 +1,4 @@
-"""Bugs that real clients had, re-injected one at a time: a scenario must detect each.
-
-Sources: librdkafka 0105 commit_after_msg_timeout; franz-go TestEndTxnUnconfirmedErrorNoSilentJoin,
-UnknownServerErrorNotFalseCommit; KAFKA-14402 (partitions that never were announced).
-"""
+"""Bugs of real clients, put back one at a time. A scenario must detect each of them."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from tests.transactions.transaction_helpers import END, PRODUCE, committed, one,
 pytestmark = pytest.mark.matrix
 
 CHANCES = 60
-"""Seeds of the simulation within which each bug must show; the slowest took 17."""
+"""Number of simulation seeds within which each bug must be detected. The slowest bug needed 17."""
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -1,6 +1,6 @@
-"""Seeded random faults against transactions in virtual time: P7 for every seed.
+"""Transactions with seeded random faults in virtual time: P7 holds for every seed.
 
-AIOKPROD_TXN_SEEDS says how many; a failing seed is its own reproduction.
+AIOKPROD_TXN_SEEDS sets the number of seeds. A failing seed reproduces its failure.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ CRASHES = 0.15
 """Share of the transactions during which the process dies."""
 
 LAST_S = 20.0
-"""Seconds that a transaction may take once all faults are over: an earlier instance may have to be
-fenced, and each request may be throttled or go to a broker that was down."""
+"""Limit of a transaction after the end of all faults, in seconds. It may have to fence an earlier
+instance, and each request may be throttled or sent to a broker that was down."""
 
 COMMITTED, ABORTED, UNKNOWN = "committed", "aborted", "unknown"
 
@@ -66,20 +66,20 @@ TEMPERAMENTS = (
     "coordinators_elsewhere", "null_in_errors", "throttling", "carried_out_and_refused",
     "unknown_codes", "old_versions", "renumbering",
 )  # fmt: skip
-"""Names of methods of `TransactionHarness`; two seeds of three have one or two of them."""
+"""Names of methods of `TransactionHarness`. Two thirds of the seeds use one or two of them."""
 
 
 class TransactionHarness:
-    """A cluster that fails at random, and an application that continues whatever happens.
+    """A cluster with random faults, and an application that always continues.
 
     Attributes:
-        temperaments: what its brokers always do; each is a method, whose docstring says why they
-            may.
+        temperaments: permanent properties of the brokers. Each name is a method whose docstring
+            gives the reason for the property.
     """
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        # A separate generator: these choices change nothing else about a seed.
+        # A separate generator, so that these choices do not change the rest of a seed.
         self.nature = random.Random(seed * 31 + 17)
         self.temperaments = self.nature.sample(TEMPERAMENTS, self.nature.choice((0, 1, 2)))
         version = self.dice.choice([1, 2])
@@ -107,15 +107,17 @@ class TransactionHarness:
     # -- temperaments -----------------------------------------------------------------------------
 
     def coordinators_elsewhere(self) -> None:
-        """Metadata does not list the coordinators, because a proxy or gateway returns separate
-        addresses for them, or because the metadata cache of the broker that was asked does not
-        contain a new one yet."""
+        """Metadata does not list the coordinators. Either a proxy or gateway returns separate
+        addresses for them, or the broker's metadata cache does not contain a new coordinator
+        yet."""
         self.cluster.brokers[4].is_listed = False
         self.cluster.coordinator_ids = self.nature.choice([(4,), (3, 4)])
 
     def null_in_errors(self) -> None:
-        """FindCoordinator that finds nothing returns a null host, as the mock cluster of librdkafka
-        does, or an empty list, as gateways do."""
+        """If FindCoordinator finds no coordinator, it returns a null host or an empty list.
+
+        librdkafka's mock cluster returns a null host, and gateways return an empty list.
+        """
         empty = self.nature.random() < 0.3
 
         def change(request: Request, message: Any) -> Any:
@@ -134,29 +136,29 @@ class TransactionHarness:
         self.cluster.answer_filters.append(change)
 
     def throttling(self) -> None:
-        """Every answer carries a throttle time, at all brokers or at the coordinator alone: the
-        client is permanently over its quota."""
+        """Every response has a throttle time, from all brokers or from the coordinator alone,
+        because the client is permanently over its quota."""
         milliseconds = self.nature.choice((5, 100, 1_000))
         broker = self.nature.choice((None, self.coordinator_id()))
         self.cluster.throttle(milliseconds, broker)
 
     def carried_out_and_refused(self) -> None:
-        """The coordinator carries a request out and answers an error: 15 and 16 for a log append
-        that timed out or met a new leader (`TransactionStateManager.appendTransactionToLog`)."""
+        """The coordinator carries out a request and returns an error: 15 or 16 if the append to the
+        log timed out or met a new leader (`TransactionStateManager.appendTransactionToLog`)."""
         for api in (ADD_PARTITIONS, END):
             self.processed_errors[api] = [15, 16]
 
     def unknown_codes(self) -> None:
-        """A code that this client does not know, carried out or not: newer brokers or other
-        implementations."""
+        """The broker returns a code that this client does not know, after it carried out the
+        request or not. Newer brokers and other implementations may do so."""
         for api in (ADD_PARTITIONS, END, COMMIT_OFFSETS):
             self.processed_errors.setdefault(api, []).append(9_999)
 
     def old_versions(self) -> None:
-        """Kafka from 0.11 on, all of which have transactions."""
+        """The brokers are of a version from Kafka 0.11 on. All of them support transactions."""
 
     def renumbering(self) -> None:
-        """Brokers change ids and keep their addresses (`break_things`)."""
+        """Brokers exchange their ids but keep their addresses (see `break_things`)."""
 
     # -- the application --------------------------------------------------------------------------
 
@@ -221,12 +223,12 @@ class TransactionHarness:
                 self.cluster.move_leader("t", self.dice.randrange(3))
 
     def visible(self, number: int) -> set[tuple[int, bytes]]:
-        """What readers see now of a transaction."""
+        """Return the records of a transaction that readers can read now."""
         found = ((p, value) for p in range(3) for value in self.cluster.committed_values("t", p))
         return {(p, value) for p, value in found if value and value.startswith(b"%d-" % number)}
 
     async def transaction(self, producer: Producer[Any, Any], number: int) -> None:
-        """Run one transaction and note the outcome reported to the application."""
+        """Run one transaction and store the outcome that is reported to the application."""
         self.fates[number] = ABORTED
         sent = self.sent[number] = set()
         await producer.begin_transaction(timeout=100)
@@ -251,7 +253,7 @@ class TransactionHarness:
         self.fates[number] = COMMITTED
 
     async def until_crash(self, producer: Producer[Any, Any], number: int) -> bool:
-        """A transaction that the process may not survive; True if it did."""
+        """Run a transaction during which the process may die. Return True if it survived."""
         work = asyncio.ensure_future(self.transaction(producer, number))
         if self.dice.random() < CRASHES:
             await asyncio.wait({work}, timeout=self.dice.uniform(0, self.dice.choice([0.02, 1, 9])))
@@ -268,7 +270,8 @@ class TransactionHarness:
     async def after_failure(
         self, producer: Producer[Any, Any], number: int, error: KafkaError
     ) -> Producer[Any, Any]:
-        """Resume, abort, or begin again with a new instance."""
+        """Resume the transaction, abort it, or create a new producer. Return the producer to
+        continue with."""
         if self.fates[number] == UNKNOWN and self.dice.random() < 0.5:
             try:
                 await producer.commit_transaction(timeout=100)
@@ -319,8 +322,8 @@ class TransactionHarness:
         self.judge()
 
     async def last_transaction(self) -> None:
-        """All faults are over, temperaments are not: a new instance begins and commits in time,
-        after one response without a coordinator, and under load."""
+        """Run a transaction without faults but with the temperaments. A new instance must begin and
+        commit in time, after one response without a coordinator, and under load."""
         self.processed_errors.clear()
         cluster = self.cluster
         cluster.control(FIND, refuse(Code.COORDINATOR_NOT_AVAILABLE), times=1)
@@ -363,8 +366,8 @@ class TransactionHarness:
         partitions: tuple[int, ...],
         sent: set[tuple[int, bytes]],
     ) -> None:
-        """Submit a record every few ms, so that a throttle has always just begun, and other brokers
-        answer while it lasts."""
+        """Submit a record every few ms. The throttle of the busy brokers then never ends before the
+        next response, while the other brokers respond."""
         for part in range(100_000):
             value, partition = b"%d-%d" % (TRANSACTIONS, part), partitions[part % len(partitions)]
             await producer.submit("t", value, partition=partition)
@@ -372,7 +375,8 @@ class TransactionHarness:
             await asyncio.sleep(0.01)
 
     def judge(self) -> None:
-        """P7: all or none of each, reported outcomes are true, order within partitions."""
+        """Check P7: all or no records of each transaction are visible, reported outcomes are true,
+        and partitions keep the order."""
         cluster = self.cluster
         seen = [(p, value) for p in range(3) for value in cluster.committed_values("t", p) if value]
         assert len(seen) == len(set(seen)), "doubled"
@@ -394,7 +398,8 @@ class TransactionHarness:
             log = cluster.topics["t"].partitions[partition].log
             assert log.last_stable_offset == log.end_offset, "readers hang"
         assert cluster.violations == []
-        check_haste(self.wire, more=2 * self.producers)  # each begins with two for metadata
+        # Each producer begins with two metadata requests.
+        check_haste(self.wire, more=2 * self.producers)
 
 
 def play(seed: int) -> None:
@@ -402,7 +407,7 @@ def play(seed: int) -> None:
         await TransactionHarness(seed).main()
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # half of the time would go into texts
+    logging.disable(logging.CRITICAL)  # formatting log records would take half of the time
     try:
         run(main, limit_s=20_000.0, debug=False, collect_garbage=False)
     finally:

@@ -1,4 +1,5 @@
-"""Batches of a transaction that are too large for their topic: their parts belong to it too."""
+"""Batches of a transaction that are too large for their topic. Their parts belong to the
+transaction, too."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ COUNT = 40
 
 
 async def too_large(cluster: FakeCluster, producer: Producer[Any, Any]) -> list[bytes]:
-    """Send a batch that has to be divided several times, within the open transaction."""
+    """Send a batch that must be divided several times within the open transaction."""
     cluster.topics["t"].config.max_message_bytes = 1_500
     values = [b"%03d" % number + b"x" * 200 for number in range(COUNT)]
     handles = [await producer.submit("t", value, partition=0) for value in values]
@@ -68,8 +69,8 @@ async def test_batch_in_doubt_that_is_too_large_is_divided_and_committed(
 async def test_rest_of_a_divided_batch_is_not_sent_once_a_part_has_failed(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """The rest was never sent under its own sequence, and brokers that verify a transaction refuse
-    it."""
+    """The rest was never sent under its own sequence number, and brokers that verify a transaction
+    would reject it."""
     await producer.begin_transaction()
     cluster.fail_produce(("t", 0), Code.MESSAGE_TOO_LARGE, times=2)
     first, second = [await producer.submit("t", b"%d" % n, partition=0) for n in range(2)]
@@ -92,8 +93,8 @@ async def test_rest_of_a_divided_batch_is_not_sent_once_a_part_has_failed(
 def test_unknown_producer_restarts_only_if_retention_took_our_last_record(
     log_start: int, restarts: bool
 ) -> None:
-    """Offset 5 was acknowledged last. Log start 5: that record is still there, so the broker
-    should still have the producer state."""
+    """The last acknowledged record has offset 5. If the log starts at 5, that record still exists,
+    so the broker should still have the producer state."""
 
     async def main() -> None:
         state = sequences(opened())

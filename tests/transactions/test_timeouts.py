@@ -1,5 +1,5 @@
-"""Commit and abort return within their timeout whatever the coordinator does, and the outcome that
-they report is true."""
+"""Commit and abort return within their timeout for every behaviour of the coordinator, and the
+reported outcome is true."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DICE = random.Random(5)
 
 
 def something_else(request: Any) -> Reaction:
-    """A random fault, another one each time."""
+    """Return a random fault, which differs from request to request."""
     return DICE.choice([*SILENT.values(), *RUDE.values(), refuse(16), refuse(15), refuse(51)])
 
 
@@ -66,7 +66,7 @@ ENDERS: dict[str, Ender] = {
 
 
 async def outcome_of(producer: Producer[Any, Any], end: Ender, timeout: float) -> KafkaError | None:
-    """The error of the call, or None if it succeeded; it ends in time."""
+    """Return the error of the call, or None if it succeeded. Assert that it returns in time."""
     started = now()
     error = None
     try:
@@ -78,7 +78,8 @@ async def outcome_of(producer: Producer[Any, Any], end: Ender, timeout: float) -
 
 
 def check_truth(cluster: FakeCluster, error: KafkaError | None, verdict: str, values: int) -> None:
-    """Success means that it was carried out; an error with a definite outcome, that it was not."""
+    """Check the outcome: after a success the request was carried out, and after an error with a
+    definite outcome it was not."""
     seen = len(committed(cluster))
     if error is None:
         assert seen == (values if verdict == "commit" else 0)
@@ -128,7 +129,7 @@ async def test_end_always_refused_with_any_code_returns_in_time(
     if code is Code.NONE:
         return  # a broker that falsely reports success cannot be detected
     if code is Code.INVALID_PRODUCER_ID_MAPPING and verdict == "abort":
-        return  # nothing is open under this id: the producer got another one
+        return  # the producer got another id, under which nothing is open
     assert error is not None
     assert committed(cluster) == []
     cluster.script.clear()
@@ -176,7 +177,7 @@ async def test_end_all_brokers_gone_returns_in_time_then_resumes(
 async def test_end_coordinator_always_elsewhere_returns_in_time(
     cluster: FakeCluster, producer: Producer[Any, Any], verdict: str
 ) -> None:
-    """Every broker names another one, and each answers NOT_COORDINATOR."""
+    """Every broker names another broker as the coordinator, and each returns NOT_COORDINATOR."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, refuse(Code.NOT_COORDINATOR))

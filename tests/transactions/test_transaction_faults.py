@@ -1,4 +1,4 @@
-"""The rows of the fault catalogue about transactions, one test for each number."""
+"""The rows of the fault catalogue about transactions. Each row has its own test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ from tests.transactions.transaction_helpers import (
 async def test_f58_protocol_of_another_cluster_is_that_of_its_features(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """Fail-over to an older cluster at the same addresses, whose feature epoch is lower."""
+    """The client fails over to an older cluster at the same addresses, which has a lower feature
+    epoch."""
     epoch = 50
 
     def with_epoch(request: Any, message: Any) -> Any:
@@ -267,7 +268,8 @@ async def test_f42_end_unknown_same_verdict_is_repeated_never_false(
 async def test_f42_late_copy_of_end_never_joins_the_next_transaction(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """The first EndTxn hangs in a dying connection and is carried out a transaction later."""
+    """The first EndTxn is delayed in a dying connection and is carried out during the next
+    transaction."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, delay(10.0), times=1)
@@ -321,7 +323,7 @@ async def test_f44_record_expired_before_it_was_sent_commit_fails(
 async def test_f44_partition_of_a_cancelled_record_is_not_waited_for(
     cluster: FakeCluster, producer: Producer[Any, Any], others: bool
 ) -> None:
-    """The topic is deleted meanwhile, so that the coordinator never adds the partition."""
+    """The topic is deleted during the transaction, so the coordinator never adds the partition."""
     cluster.create_topic("gone", 1)
     await producer.warm(["t", "gone"])
     await producer.begin_transaction()
@@ -375,8 +377,8 @@ async def test_f44_record_refused_before_it_was_queued_commit_fails(
 async def test_f44_record_that_would_block_costs_the_transaction_nothing(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    """The caller of `try_submit` may repeat the call, so the transaction does not lack the
-    record."""
+    """The caller of `try_submit` may repeat the call, so the transaction does not count the record
+    as lost."""
     cluster.create_topic("unknown", 1)
     await producer.begin_transaction()
     await producer.send("t", b"good", partition=0)
@@ -467,7 +469,7 @@ async def test_f48_crash_readers_go_on_after_the_transaction_timeout(
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"lost", partition=0)
-    cluster.control(END, lose_request())  # the crashed process says nothing any more
+    cluster.control(END, lose_request())  # the crashed process sends nothing more
     assert await until(lambda: stable(cluster)) <= 5.2
     cluster.script.clear()
 

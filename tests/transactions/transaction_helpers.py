@@ -1,4 +1,4 @@
-"""Helpers of the transaction tests: both protocols, and what readers see."""
+"""Helpers for transaction tests: both transaction protocols, and the records that readers see."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ APIS = {
     "FindCoordinator": FIND, "InitProducerId": INIT, "AddPartitionsToTxn": ADD_PARTITIONS,
     "AddOffsetsToTxn": ADD_OFFSETS, "TxnOffsetCommit": COMMIT_OFFSETS, "EndTxn": END,
 }  # fmt: skip
-"""The requests to coordinators, by name."""
+"""The API keys of coordinator requests, by name."""
 
 ID = "transfers"
 LIMIT_S = 3600.0
 
 
 def under(*protocols: int) -> pytest.MarkDecorator:
-    """Runs a test once for each of these transaction versions."""
+    """Run a test once for each of these transaction versions."""
     return pytest.mark.parametrize("tv", protocols, ids=[f"TV{one}" for one in protocols])
 
 
@@ -41,8 +41,10 @@ async def with_world(
     options: dict[str, Any],
     parameters: dict[str, Any],
 ) -> None:
-    """Run `main` with a cluster of one protocol that has topic "t", and with a transactional
-    producer that is closed at the end."""
+    """Run `main` with a cluster of one transaction version and a transactional producer.
+
+    The cluster has a topic "t". The producer is closed at the end.
+    """
     made = FakeCluster(network=MemoryNetwork(), transaction_version=tv, **cluster)
     made.create_topic("t", 3)
     producer = make_producer(made, transactional_id=ID, **options)
@@ -60,7 +62,7 @@ def transactional(
     protocols: tuple[int, ...] = (1, 2),
     **options: Any,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Runs `async test(cluster, producer, **parameters)` in virtual time under each protocol."""
+    """Run `async test(cluster, producer, **parameters)` in virtual time under each protocol."""
 
     def decorate(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         import inspect
@@ -89,7 +91,8 @@ def transactional(
 
 
 def committed(cluster: FakeCluster, topic: str = "t") -> list[bytes]:
-    """What read_committed readers see, partition after partition. None of it is null."""
+    """Return the values that read_committed readers receive, partition after partition, without
+    nulls."""
     count = len(cluster.topics[topic].partitions)
     found: list[bytes] = []
     for partition in range(count):
@@ -100,7 +103,7 @@ def committed(cluster: FakeCluster, topic: str = "t") -> list[bytes]:
 
 
 def stable(cluster: FakeCluster, topic: str = "t") -> bool:
-    """True if no open transaction blocks read_committed readers."""
+    """Return True if no open transaction blocks read_committed readers."""
     logs = [partition.log for partition in cluster.topics[topic].partitions]
     return all(log.last_stable_offset == log.end_offset for log in logs)
 
@@ -112,7 +115,7 @@ async def one(producer: Producer[Any, Any], value: bytes, **options: Any) -> Non
 
 
 async def full(producer: Producer[Any, Any], value: bytes, *, send: Any = None) -> None:
-    """Commit a transaction that makes every kind of request."""
+    """Commit a transaction that sends every kind of request."""
     async with producer.transaction(timeout=100) as txn:
         await producer.submit("t", value, partition=0)
         await producer.submit("t", value, partition=1)
@@ -120,7 +123,7 @@ async def full(producer: Producer[Any, Any], value: bytes, *, send: Any = None) 
 
 
 async def failing(producer: Producer[Any, Any], error: Exception) -> None:
-    """Run a transaction whose body raises after a record and offsets were sent."""
+    """Run a transaction whose body sends a record and offsets and then raises."""
     async with producer.transaction() as txn:
         await producer.send("t", b"aborted", partition=0)
         await txn.send_offsets({("in", 0): 9}, "g")
@@ -128,7 +131,7 @@ async def failing(producer: Producer[Any, Any], error: Exception) -> None:
 
 
 class Machine:
-    """The host of one producer: a dialer that may lose power at any moment."""
+    """The host of one producer. It is a dialer that can lose power at any moment."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
@@ -147,7 +150,7 @@ class Machine:
         return transport, protocol
 
     def die(self) -> None:
-        """Power loss: what was sent arrives; nothing else is sent or received."""
+        """Lose power. Sent data still arrives, but nothing is sent or received afterwards."""
         self._dead = True
         for link in self._links:
             self._cut_off(link)

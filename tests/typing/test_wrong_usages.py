@@ -1,6 +1,6 @@
-"""mypy and pyright report each wrong usage of `wrong_usages.py` and no right one.
+"""mypy and pyright report each wrong usage in `wrong_usages.py`, and no correct usage.
 
-basedpyright is pyright with its JavaScript runtime in a wheel.
+basedpyright is a package of pyright that includes its JavaScript runtime.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def test_mypy_reports_the_wrong_usages_only() -> None:
 
 
 def errors_of_pyright(file: Path) -> set[int]:
-    """The lines of a file in which pyright finds an error. The file names its mode."""
+    """Return the lines of a file in which pyright reports an error. The file sets the mode of
+    pyright."""
     done = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""Wrong and right usages of the public API, for the type checkers; never run.
+"""Wrong and correct usages of the public API, for type checkers. The code is never run.
 
 mypy and pyright must report each line with the comment ``# wrong``, and no other line.
 """

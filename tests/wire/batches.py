@@ -1,4 +1,4 @@
-"""Record batches for the tests: strategies, and whole batches out of plain records."""
+"""Record batches for the tests: Hypothesis strategies, and complete batches of plain records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS = st.lists(
     min_size=1,
     max_size=12,
 )
-"""Timestamps go up and down, so deltas are negative too."""
+"""Timestamps that increase and decrease, so that deltas can be negative."""
 
 
 def whole_batch(
@@ -32,7 +32,7 @@ def whole_batch(
     base_sequence: int = -1,
     transactional: bool = False,
 ) -> bytes:
-    """A batch as a producer would send it."""
+    """Return a batch as a producer sends it."""
     base_timestamp = records[0].timestamp
     payload = encode_records(records, base_timestamp)
     if codec is not None:
@@ -52,7 +52,7 @@ def whole_batch(
 
 
 def as_read(records: Sequence[PlainRecord], base_offset: int = 0) -> list[Record]:
-    """What `batch_reader` makes of the records."""
+    """Return the records as `batch_reader` decodes them."""
     return [
         Record(
             base_offset + delta, record.timestamp, record.key, record.value, tuple(record.headers)

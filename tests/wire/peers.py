@@ -1,4 +1,4 @@
-"""Other clients' message classes, by what identifies them."""
+"""Message classes of other clients, by identifying key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas through a function that newer Pythons deprecate.
+    # kafka-python reads its schemas with a function that is deprecated in newer Python versions.
     warnings.simplefilter("ignore")
     from kafka.protocol.api_message import ApiMessage
 
@@ -30,7 +30,7 @@ KAFKA_PYTHON: dict[str, Any] = {
     for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, ApiMessage)
 }
-"""By the name of the message; each speaks all versions."""
+"""Classes by message name. Each class supports all versions."""
 
 
 def _classes_of(module: ModuleType) -> list[Any]:
@@ -43,4 +43,4 @@ AIOKAFKA: dict[tuple[bool, int, int], Any] = {
     for value in _classes_of(module)
     if issubclass(value, Response | RequestStruct) and value.__module__ != "aiokafka.protocol.api"
 }
-"""By (is a response, API key, version)."""
+"""Classes by (True for a response, API key, version)."""

@@ -55,7 +55,7 @@ _STRUCTS: dict[type[Struct], st.SearchStrategy[Any]] = {}
 
 
 def structs(cls: type[Struct]) -> st.SearchStrategy[Any]:
-    """Instances with every field of every version set."""
+    """Return a strategy for instances in which the fields of all versions are set."""
     if cls not in _STRUCTS:
         _STRUCTS[cls] = st.builds(cls, **{spec.name: _field(spec) for spec in fields_of(cls)})
     return _STRUCTS[cls]
@@ -76,7 +76,7 @@ def _projected(spec: FieldSpec, value: Any, version: int) -> Any:
 
 
 def project(struct: Any, version: int) -> Any:
-    """What remains of a struct after a trip through `version`."""
+    """Return the struct as it is after encoding and decoding in `version`."""
     return dataclasses.replace(
         struct,
         **{
@@ -87,8 +87,8 @@ def project(struct: Any, version: int) -> Any:
 
 
 def filled(cls: type[Struct], version: int, *, null: bool = False) -> Any:
-    """An instance whose fields of `version` all differ from their defaults, with one element in
-    each array; with `null`, what may be null is null.
+    """Return an instance in which all fields of `version` differ from their defaults, with one
+    element in each array. With `null`, nullable fields are null.
     """
     values = {}
     for number, spec in enumerate(fields_of(cls), start=1):

@@ -23,7 +23,7 @@ def only(data: bytes, **kwargs: bool) -> RecordBatch:
 
 
 def resealed(batch: bytes) -> bytes:
-    """The batch with a CRC that fits its content."""
+    """Return the batch with a CRC that matches its content."""
     return batch[:17] + checksum(batch).to_bytes(4, "big") + batch[21:]
 
 
@@ -90,7 +90,8 @@ def test_every_damaged_byte_is_detected() -> None:
         for bit in range(8):
             damaged = bytearray(data)
             damaged[index] ^= 1 << bit
-            if index < 8 or 12 <= index < 16:  # offset and leader epoch: not covered by the CRC
+            # The CRC does not cover the base offset and the leader epoch.
+            if index < 8 or 12 <= index < 16:
                 assert only(bytes(damaged)).records()
             else:
                 with pytest.raises(DecodeError):

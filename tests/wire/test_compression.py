@@ -126,7 +126,7 @@ def test_lz4_frame_has_what_java_demands(size: int, level: int | None) -> None:
     assert frame[:4] == bytes.fromhex("04224d18")
     assert frame[4] == 0b01_1_0_0_0_00
     assert frame[5] == 4 << 4
-    assert frame[-4:] == bytes(4)  # end mark, and no checksum after it
+    assert frame[-4:] == bytes(4)  # end mark without a checksum after it
     position = 7
     while int.from_bytes(frame[position : position + 4], "little"):
         length = int.from_bytes(frame[position : position + 4], "little") & 0x7FFFFFFF
@@ -218,14 +218,14 @@ def test_bomb_is_stopped_before_it_unfolds(name: str) -> None:
     try:
         with pytest.raises(DecodeError, match="limit"):
             codec.decompress(bomb, 1_000_000)
-        # The input is copied once; zstd may overshoot by one slice of blocks.
+        # The input is copied once. zstd may exceed the limit by one slice of blocks.
         assert tracemalloc.get_traced_memory()[1] < len(bomb) + 40_000_000
     finally:
         tracemalloc.stop()
 
 
 def test_zstd_window_is_bounded() -> None:
-    # Frame header: window descriptor 0xf8 asks for 2 TiB.
+    # The window descriptor 0xf8 in the frame header requests 2 TiB.
     frame = bytes.fromhex("28b52ffd 00 f8") + bytes(10)
     with pytest.raises(DecodeError, match="zstd"):
         Zstd().decompress(frame, LIMIT)
@@ -237,7 +237,7 @@ def test_truncated_data_are_refused(name: str) -> None:
     codec = codec_for(name)
     compressed = codec.compress(data)
     for size in range(1, len(compressed)):
-        if name == "snappy" and size == 16:  # header alone: no blocks, nothing missing
+        if name == "snappy" and size == 16:  # a header without blocks is complete
             continue
         with pytest.raises(DecodeError):
             codec.decompress(compressed[:size], LIMIT)
@@ -269,12 +269,12 @@ def test_gzip_default_level_is_that_of_zlib() -> None:
 
 @pytest.fixture(params=["lz4 of cramjam", "zstd of the standard library"])
 def other_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The codec whose library is the one that this Python would not select."""
+    """Select the library that this Python would not select, and return the name of its codec."""
     if "lz4" in request.param:
         monkeypatch.setitem(sys.modules, "lz4.frame", None)
         return "lz4"
     if sys.version_info < (3, 14):
-        # The package that has PEP 784 for earlier versions.
+        # This package provides PEP 784 for earlier versions.
         backport = pytest.importorskip("backports.zstd")
         monkeypatch.setitem(sys.modules, "compression.zstd", backport)
         monkeypatch.setitem(sys.modules, "compression", backport)
@@ -324,7 +324,7 @@ def test_levels_reach_the_other_library(other_library: str) -> None:
 def test_cramjams_lz4_frames_have_what_java_demands(
     level: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like `test_lz4_frame_has_what_java_demands`, but checksums of blocks are allowed."""
+    """As in `test_lz4_frame_has_what_java_demands`, but checksums of blocks are allowed."""
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
     frame = Lz4(level).compress(b"0123456789" * 20_000)
     assert frame[4] & ~0x10 == 0x60

@@ -1,4 +1,4 @@
-"""The checksum is that of RFC 3720, however its library was loaded."""
+"""The checksum is the CRC-32C of RFC 3720, regardless of how its library was loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decoders against damaged and hostile bytes: only `DecodeError`, bounded allocation."""
+"""Decoders with damaged and hostile bytes: they raise only `DecodeError`, and memory use is
+bounded."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_decode_of_random_bytes_raises_only_decode_error(
             value = message.decode(data, version)
         except DecodeError:
             continue
-        # Whatever was accepted can be written again.
+        # An accepted message can be encoded again.
         assert message.decode(value.encode(version), version) == value
 
 
@@ -96,7 +97,7 @@ def test_decode_allocates_nothing_for_counts_that_cannot_be_there(
         with pytest.raises(DecodeError, match="elements announced"):
             message.decode(data, version)
 
-    attempt()  # plans and patterns are compiled once
+    attempt()  # compiles plans and patterns before the measurement
     tracemalloc.start()
     try:
         attempt()
@@ -110,7 +111,7 @@ def test_decode_of_a_large_damaged_frame_is_quick() -> None:
     started = time.process_time()
     with pytest.raises(DecodeError):
         MetadataResponse.decode(data, 12)
-    assert time.process_time() - started < 30  # in quadratic time a megabyte would take hours
+    assert time.process_time() - started < 30  # with quadratic time a megabyte would take hours
 
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xfe", b"\x80\0\0\0"])
@@ -123,7 +124,7 @@ def test_decode_refuses_null_text_where_the_protocol_has_none() -> None:
     with pytest.raises(DecodeError, match="null"):
         SaslHandshakeResponse.decode(b"\0\0\0\0\0\1\xff\xff", 0)
     with pytest.raises(DecodeError, match="null"):
-        # The first tagged field: one supported feature with a compact name.
+        # The first tagged field is one supported feature with a null compact name.
         ApiVersionsResponse.decode(_api_versions(b"\1" + b"\0\7\2" + b"\0\0\0\0\0\0"), 3)
 
 
@@ -145,7 +146,7 @@ def test_decode_refuses_text_that_is_not_utf8() -> None:
 
 
 def _api_versions(tagged: bytes) -> bytes:
-    """ApiVersionsResponse version 3 with one API and the given tagged section."""
+    """Encode an ApiVersionsResponse of version 3 with one API and the given tagged section."""
     return b"\0\0" + b"\2" + b"\0\3\0\0\0\x0c\0" + b"\0\0\0\0" + tagged
 
 
@@ -204,7 +205,8 @@ def test_damaged_tagged_fields_are_refused(tagged: bytes, reason: str) -> None:
 
 
 def test_tagged_field_cannot_read_beyond_its_size() -> None:
-    # finalized_features (tag 2) announces an element, but its size ends before it.
+    # finalized_features (tag 2) announces an element, but the size of the field ends before the
+    # element.
     tagged = b"\2" + b"\2\1\2" + b"\3\1\1"
     with pytest.raises(DecodeError):
         ApiVersionsResponse.decode(_api_versions(tagged), 3)

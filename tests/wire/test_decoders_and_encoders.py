@@ -1,5 +1,5 @@
-"""What the compiled field decoders and encoders reject; whole messages are tested by the other
-modules of tests/wire."""
+"""Values that the compiled field decoders and encoders reject. The other modules of tests/wire test
+complete messages."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_random_bytes_raise_only_protocol_errors(data: bytes) -> None:
 
 
 class AnyChunking(RuleBasedStateMachine):
-    """A peer that writes frames while the network delivers whatever it likes."""
+    """A peer that writes frames, and a network that delivers them in arbitrary chunks."""
 
     @initialize()
     def start(self) -> None:

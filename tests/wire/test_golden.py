@@ -1,4 +1,5 @@
-"""Bytes written by Kafka 4.3.1 itself (`golden/RoundTrip.java`)."""
+"""Bytes written by Kafka 4.3.1 itself (`golden/RoundTrip.java`), compared with our encoders and
+decoders."""
 
 from __future__ import annotations
 

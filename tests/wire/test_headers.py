@@ -86,7 +86,7 @@ def test_golden_request_with_header_version_1() -> None:
 
 
 def test_golden_request_with_header_version_2() -> None:
-    # The client id keeps its two-byte length; the empty tagged section follows it.
+    # The client id keeps its two-byte length. The empty tagged section follows it.
     frame = b"".join(encode_request(ApiVersionsRequest("a", "1"), 3, 5, None))
     assert frame == bytes.fromhex("00000010 0012 0003 00000005 ffff 00 0261 0231 00")
 
@@ -105,7 +105,7 @@ def test_encode_request_merges_header_and_leading_fields_only() -> None:
 
 
 class _HugeView:
-    """Stands for a record batch of 2 GiB."""
+    """A stand-in for a record batch of 2 GiB."""
 
     def __len__(self) -> int:
         return 2**31 - 1

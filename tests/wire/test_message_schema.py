@@ -1,4 +1,4 @@
-"""Our declarations against Kafka's own schemas (`schemas/`, from Kafka 4.3.1)."""
+"""Our message declarations compared with Kafka's schemas (`schemas/`, from Kafka 4.3.1)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def schema_default(field: dict[str, Any], spec: FieldSpec) -> object:
 
 
 def effective(versions: VersionRange, *outer: VersionRange) -> VersionRange | None:
-    """The part of a range that lies in all the others; None if empty."""
+    """Return the intersection of a version range with all the others, or None if it is empty."""
     low = max(versions.low, *(other.low for other in outer))
     high = min(versions.high, *(other.high for other in outer))
     return VersionRange(low, high) if low <= high else None

@@ -1,4 +1,4 @@
-"""Every message in every version, against itself."""
+"""Every message in every version: encoding, decoding, and properties of the classes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_message_is_frozen_hashable_copyable_and_picklable_after_decoding(
         setattr(decoded, field, getattr(decoded, field))
     assert type(decoded) is message
     assert dataclasses.replace(decoded) == value
-    if message.api_key not in (0, 1):  # memoryviews of records neither hash, copy nor pickle
+    if message.api_key not in (0, 1):  # memoryviews of records cannot be hashed, copied or pickled
         assert hash(decoded) == hash(value)
         assert copy.deepcopy(decoded) == value
         assert pickle.loads(pickle.dumps(decoded)) == value

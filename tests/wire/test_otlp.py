@@ -1,4 +1,4 @@
-"""The messages against the encoder of Google's library with OpenTelemetry's schema."""
+"""Our OTLP messages compared with the encoder of Google's library and OpenTelemetry's schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START, END = 1_700_000_000_000_000_000, 1_700_000_010_000_000_000
 def by_oracle(
     points: list[Point], *, delta: bool, start_ns: int = START, resource: dict[str, str]
 ) -> bytes:
-    """The same message, made with the generated classes."""
+    """Encode the same message with the generated classes."""
     data = MetricsData()
     made: Any = data.resource_metrics.add()
     for name, value in resource.items():

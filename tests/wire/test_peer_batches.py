@@ -1,4 +1,4 @@
-"""Our record batches read by aiokafka and kafka-python, and theirs read by us."""
+"""aiokafka and kafka-python read our record batches, and we read theirs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
 PRODUCERS = st.just((-1, -1, -1, False)) | st.tuples(
     st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1), st.booleans()
 )
-"""Producer id, epoch, base sequence, transactional."""
+"""Producer id, epoch, base sequence, and whether the batch is transactional."""
 
 PEERS = ["aiokafka", "kafka-python"]
 READERS: dict[str, Callable[[bytes], Any]] = {
@@ -42,14 +42,14 @@ WITH_CODECS = pytest.mark.parametrize(
         (peer, codec)
         for peer in PEERS
         for codec in CODEC_NAMES
-        # kafka-python needs another snappy package.
+        # kafka-python requires another snappy package.
         if (peer, codec) != ("kafka-python", "snappy") or kafka_python_has_snappy()
     ],
 )
 
 
 def read_by_peer(peer: str, data: bytes) -> tuple[list[Record], Any]:
-    """Records and the peer's batch object; its CRC check must pass."""
+    """Return the records and the peer's batch object. Assert that the peer's CRC check passes."""
     batches = READERS[peer](data)
     batch = batches.next_batch()
     assert batch.validate_crc()
@@ -62,7 +62,7 @@ def read_by_peer(peer: str, data: bytes) -> tuple[list[Record], Any]:
 
 
 def built_by_peer(peer: str, records: Sequence[PlainRecord], codec_id: int, *state: Any) -> bytes:
-    """A batch of the peer; `state` is producer id, epoch, base sequence, transactional."""
+    """Build a batch with the peer. `state` is producer id, epoch, base sequence, transactional."""
     producer_id, epoch, sequence, transactional = state
     builder: Any
     if peer == "aiokafka":
@@ -155,7 +155,7 @@ def test_uncompressed_batch_equals_that_of_a_peer_byte_by_byte(
         parse_header(theirs)
     )
     assert ours[:12] == theirs[:12]
-    # The leader epoch (12 to 15) is the broker's to set; peers put -1 there as Java does.
+    # The broker sets the leader epoch (bytes 12 to 15). Like Java, the peers write -1 there.
     assert ours[16:] == theirs[16:]
 
 

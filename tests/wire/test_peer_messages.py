@@ -1,4 +1,4 @@
-"""Our messages against the encoders and decoders of kio, kafka-python and aiokafka."""
+"""Our messages compared with the encoders and decoders of kio, kafka-python and aiokafka."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def kio_class(message: type[Message], version: int) -> Any:
 
 
 def assert_same_fields(ours: type[Struct], theirs: Any, version: int) -> None:
-    """Same names in the same order; kio turns `_ms` integers into timedelta and datetime."""
+    """Check that the fields have the same names in the same order. kio converts `_ms` integers to
+    timedelta and datetime."""
     names = [spec.name for spec in fields_of(ours) if spec.versions.covers(version)]
     fields = theirs.__dataclass_fields__
     renamed = [
@@ -86,7 +87,7 @@ IN_KAFKA_PYTHON = [
     (message, version)
     for message, version in VERSIONED
     if message.__name__ in KAFKA_PYTHON
-    # Reads version 0 whenever the error code is not 0, whatever version it is asked to read.
+    # If the error code is not 0, kafka-python decodes version 0 instead of the given version.
     and message.__name__ != "ApiVersionsResponse"
 ]
 
@@ -130,7 +131,7 @@ def squeezed_names(value: Any) -> Any:
 
 def through_kafka_python(message: type[Message], version: int, data: bytes) -> tuple[Any, bytes]:
     value = KAFKA_PYTHON[message.__name__].decode(data, version=version)
-    value._header = None  # decoding leaves the slot unset, encoding asks for it
+    value._header = None  # decoding leaves the slot unset, but encoding needs it
     return squeezed_names(value.to_dict(json=False)), value.encode(version=version)
 
 
@@ -176,7 +177,7 @@ IN_AIOKAFKA = [
 
 
 def leaves(value: Any) -> list[Any]:
-    """All values in wire order, without the tagged fields, which aiokafka keeps as bytes."""
+    """Return all values in wire order, without the tagged fields, which aiokafka keeps as bytes."""
     if isinstance(value, list | tuple):
         return [leaf for item in value for leaf in leaves(item)]
     return [] if isinstance(value, dict) else [value]

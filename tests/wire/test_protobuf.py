@@ -1,4 +1,4 @@
-"""The fields against the encoders of Google's library."""
+"""Our encoding of Protobuf fields compared with the encoders of Google's library."""
 
 from __future__ import annotations
 

@@ -157,5 +157,5 @@ def test_last_sequence_wraps_to_zero() -> None:
     ],
 )
 def test_crc_is_castagnoli(data: bytes, crc: int) -> None:
-    """Vectors of RFC 3720, B.4."""
+    """Test vectors of RFC 3720, B.4."""
     assert checksum(bytes(21) + data) == crc

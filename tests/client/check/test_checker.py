@@ -1,4 +1,5 @@
-"""`Producer.check` against a fake cluster with planted faults: the code, the remedy, in seconds."""
+"""`Producer.check` against a fake cluster with one fault per test: the code and the remedy of the
+finding, and the duration of the check."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def healthy(brokers: int = 3, **options: Any) -> FakeCluster:
 async def check(
     cluster: FakeCluster, *topics: str, timeout: float = 15.0, **settings: Any
 ) -> tuple[Finding, ...]:
-    """The findings of a producer that is not started; nothing is left open or sent."""
+    """Return the findings of a producer that is not started. Assert that no connection stays open
+    and that no record was sent."""
     settings.setdefault("bootstrap_servers", cluster.bootstrap_servers)
     producer: Producer[Any, Any] = Producer(environment=cluster.environment(), **settings)
     loop = asyncio.get_running_loop()
@@ -55,7 +57,7 @@ async def check(
 
 
 def one(found: tuple[Finding, ...], code: str, severity: Severity = ERROR) -> Finding:
-    """The only finding."""
+    """Return the only finding, and assert its code and severity."""
     assert [(finding.code, finding.severity) for finding in found] == [(code, severity)], found
     return found[0]
 
@@ -131,7 +133,7 @@ async def test_address_that_drops_packets_is_found() -> None:
 @in_virtual_time
 async def test_unreachable_advertised_listener_is_found() -> None:
     cluster = healthy()
-    cluster.brokers[2].host = "internal"  # advertised; it listens at broker2
+    cluster.brokers[2].host = "internal"  # the advertised host; the broker listens at broker2
     found = one(
         await check(cluster, "orders", bootstrap_servers="broker1:9092"),
         "advertised_listener_unreachable",
@@ -247,7 +249,7 @@ async def test_bad_password_is_found() -> None:
 @in_virtual_time
 async def test_client_without_sasl_is_found() -> None:
     cluster = healthy()
-    cluster.control(METADATA, close())  # what a listener with SASL does
+    cluster.control(METADATA, close())  # a listener with SASL closes the connection
     found = await check(cluster, "orders", bootstrap_servers="broker1:9092")
     assert 'set security_protocol="SASL_PLAINTEXT"' in one(found, "sasl_required").remedy
 
@@ -509,7 +511,7 @@ async def test_findings_are_sorted_by_severity() -> None:
     assert str(found[0]).startswith("error: topic b: the credentials may not write to it. grant")
 
 
-# -- the public calls -----------------------------------------------------------------------------
+# -- public methods -------------------------------------------------------------------------------
 
 
 @in_virtual_time

@@ -1,4 +1,5 @@
-"""What errors of connections become: one row for each kind, real TLS listeners included."""
+"""Findings about connection errors: one test row for each kind of error, including errors of real
+TLS listeners."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def config(**settings: Any) -> ProducerConfig:
 
 
 def caused(reason: str) -> KafkaError:
-    """The error of a TLS handshake that OpenSSL ended for this reason."""
+    """Return the error of a TLS handshake that OpenSSL ended for this reason."""
     cause = ssl.SSLError(1, f"[SSL: {reason}] words")
     cause.reason = reason
     failure = tls_failure(cause, "b")
@@ -107,7 +108,7 @@ def test_settings_need_versions(settings: dict[str, Any], names: list[str]) -> N
 
 @contextlib.asynccontextmanager
 async def listener(context: ssl.SSLContext) -> AsyncIterator[int]:
-    """A TLS listener that answers nothing; its port."""
+    """Start a TLS listener that sends no responses, and yield its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

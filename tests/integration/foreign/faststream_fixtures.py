@@ -1,7 +1,8 @@
-"""A pytest plug-in for FastStream's tests of its Kafka broker, in the place of its root conftest.
+"""A pytest plug-in for FastStream's tests of its Kafka broker. It replaces FastStream's root
+conftest.
 
-Their brokers connect to a node of `KafkaCluster` and publish through aiokprod. The name `tests` is
-FastStream's package here.
+The brokers of the tests connect to a node of `KafkaCluster` and publish through aiokprod. Here, the
+package `tests` is FastStream's.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import aiokprod.compat.aiokafka
 from aiokprod.compat.faststream import AiokprodFastProducer, use_aiokprod
 from aiokprod.testing.kafka_cluster import KafkaCluster
 
-aiokprod.compat.aiokafka.install()  # a test replaces aiokafka.AIOKafkaProducer.send
+aiokprod.compat.aiokafka.install()  # before a test replaces aiokafka.AIOKafkaProducer.send
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Markers of FastStream's configuration."""
+    """Register the markers of FastStream's configuration."""
     for name in ("all", "kafka", "connected", "slow"):
         config.addinivalue_line("markers", name)
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[str]:
-    """Addresses of the node."""
+    """Start a node and yield its bootstrap servers."""
     cluster = KafkaCluster(1)
     cluster.start_blocking()
     yield cluster.bootstrap_servers
@@ -58,17 +59,17 @@ def over_aiokprod(servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture
 def queue() -> str:
-    """A name of a topic."""
+    """Return a unique topic name."""
     return str(uuid.uuid4())
 
 
 @pytest.fixture
 def event() -> asyncio.Event:
-    """Set by a subscriber of the test."""
+    """An event that a subscriber of the test sets."""
     return asyncio.Event()
 
 
 @pytest.fixture
 def mock() -> MagicMock:
-    """Called by a subscriber of the test."""
+    """A mock that a subscriber of the test calls."""
     return MagicMock()

@@ -1,8 +1,8 @@
 """A pytest plug-in for the tests of opentelemetry-instrumentation-aiokafka.
 
-Those that send replace `producer._message_accumulator.add_message`, where aiokafka's producer
-hands its records on. Here that is `FutureResults.submit`, so a class of this module passes its
-records to the mock in aiokafka's form.
+Tests that send replace `producer._message_accumulator.add_message`, which receives the records of
+aiokafka's producer. aiokprod passes records to `FutureResults.submit` instead, so a class of this
+module forwards them to the mock in aiokafka's form.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aiokafka.structs import TopicPartition
 import aiokprod.compat.aiokafka as compat
 
 TIMEOUT = 40.0
-"""Seconds: aiokafka's default for the wait in its buffer."""
+"""aiokafka's default timeout for the wait in its buffer, in seconds."""
 
 
 class ProducerWithAccumulator(compat.AIOKafkaProducer):
-    """`AIOKafkaProducer` whose records go to `_message_accumulator.add_message`."""
+    """An `AIOKafkaProducer` that passes its records to `_message_accumulator.add_message`."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -31,7 +31,7 @@ class ProducerWithAccumulator(compat.AIOKafkaProducer):
         self._results = results
 
     async def start(self) -> None:
-        """The tests have no broker."""
+        """Do nothing, because the tests have no broker."""
 
     async def _submit(
         self,

@@ -1,8 +1,8 @@
 """Fixtures of the acceptance checks with real Spark and real brokers.
 
-The checks are numbered as in the acceptance list of the sink; a test's name begins with its
-number. `AIOKPROD_SPARK_MASTER` runs them on another master than local[2]: "standalone" is a cluster
-of two workers that is started for the run; a URL is that of a running one.
+The checks have the numbers of the sink's acceptance list. The name of a test begins with its
+number. `AIOKPROD_SPARK_MASTER` selects another master than local[2]: "standalone" starts a cluster
+of two workers for the run, and a URL refers to a running cluster.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            # Spark, py4j and pandas issue warnings; warnings of our code are errors in other tests.
+            # Spark, py4j and pandas issue warnings. Warnings of our code are errors in other tests.
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 class RunningBroker(KafkaCluster):
-    """A broker that runs already, for quick turns while working on the sink: it can be asked and
-    given topics, not killed or paused."""
+    """A broker that already runs, for quick iterations during work on the sink. Tests can query it
+    and create topics, but cannot kill or pause it."""
 
     def __init__(self, servers: str) -> None:
         super().__init__(1)
@@ -46,7 +46,8 @@ class RunningBroker(KafkaCluster):
 
 @pytest.fixture(autouse=True)
 def no_task_left() -> Iterator[None]:
-    """Tests that play a worker leave its task's context behind; Spark starts only without."""
+    """Remove the task context that tests leave when they act as a worker. Spark starts only without
+    such a context."""
     yield
     from pyspark import TaskContext
 
@@ -55,12 +56,13 @@ def no_task_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[KafkaCluster]:
-    """One real broker of the newest line, or the one that `AIOKPROD_SPARK_BROKER` names."""
+    """Start one real broker of the newest release line, or use the one named by
+    `AIOKPROD_SPARK_BROKER`."""
     running = os.environ.get("AIOKPROD_SPARK_BROKER")
     if running:
         yield RunningBroker(running)
         return
-    # No retention: some rows are older than a week, so a slow test would find them deleted.
+    # No retention: some rows are older than a week, and a slow test would find them deleted.
     cluster = KafkaCluster(1, config={"log.retention.ms": "-1"})
     cluster.start_blocking()
     try:
@@ -71,7 +73,7 @@ def broker() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(autouse=True, scope="session")
 def master() -> Iterator[None]:
-    """The standalone cluster, if it is asked for; subprocesses of the tests find it too."""
+    """Start the standalone cluster if it is selected. Subprocesses of the tests use it, too."""
     if os.environ.get("AIOKPROD_SPARK_MASTER") != "standalone":
         yield
         return
@@ -83,7 +85,7 @@ def master() -> Iterator[None]:
 
 
 def session_of(**conf: str) -> Any:
-    """A classic session with the package on the workers' path."""
+    """Return a classic session with the package on the workers' path."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -95,7 +97,7 @@ def session_of(**conf: str) -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "1g")
-        .config("spark.cores.max", "2")  # of a cluster; leaves room for another application
+        .config("spark.cores.max", "2")  # on a cluster, leaves room for another application
         .config("spark.task.maxFailures", "2")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.log.level", "ERROR")
@@ -117,13 +119,13 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name that is not used yet."""
+    """Return a topic name that is not in use yet."""
     return f"s-{uuid.uuid4().hex[:10]}"
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """An empty folder, for checkpoints and reports."""
+    """Create an empty folder for checkpoints and reports."""
     path = Path(tempfile.mkdtemp(prefix="aiokprod-spark-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -131,7 +133,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def make_topic(broker: KafkaCluster) -> Callable[..., None]:
-    """Creates a topic and waits until it can be written to."""
+    """Return a function that creates a topic and waits until it can be written to."""
     import asyncio
 
     def make(name: str, partitions: int = 3, **configs: str) -> None:

@@ -1,6 +1,6 @@
-"""The sink with a driver that crashes at a chosen point of the commit of a chosen batch.
+"""The sink with a driver that crashes at a chosen point in the commit of a chosen batch.
 
-The point travels as the query's name ("batch:point"), an option the sink leaves alone.
+The test passes the point as the query's name ("batch:point"), an option that the sink ignores.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SECONDS = 60.0
 
 
 class CrashingWriter(AiokprodWriter):
-    """Crashes instead of finishing one commit, and leaves everything in the state of that
+    """A writer that crashes instead of finishing one commit, and leaves the state at that
     moment."""
 
     def commit(self, messages: Any, batchId: int | None = None) -> None:
-        """As the sink's, up to the point."""
+        """Commit up to the chosen point, then raise."""
         batch, _, point = self._options["queryname"].partition(":")
         if batchId != int(batch):
             super().commit(messages, batchId)
@@ -40,11 +40,11 @@ class CrashingWriter(AiokprodWriter):
         raise RuntimeError(f"crash on purpose: {point}")
 
     def abort(self, messages: Any, batchId: int | None = None) -> None:
-        """A dead driver aborts nothing."""
+        """Do nothing, because a dead driver aborts nothing."""
 
 
 class CrashingSource(AiokprodDataSource):
-    """`format("aiokprod-crashing")`."""
+    """The source of `format("aiokprod-crashing")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,5 +56,5 @@ class CrashingSource(AiokprodDataSource):
 
 
 def register(spark: Any) -> None:
-    """Make it known to a session."""
+    """Register the source with a session."""
     spark.dataSource.register(CrashingSource)

@@ -1,5 +1,5 @@
-"""The sink in workers that are killed right after `write` returned, in the first attempt at each
-task."""
+"""The sink in workers that are killed right after `write` has returned, in the first attempt of
+each task."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aiokprod.spark.writer import AiokprodWriter
 
 
 class DyingWriter(AiokprodWriter):
-    """Writes everything; in the first attempt its process is killed afterwards."""
+    """A writer that writes all rows. In the first attempt its process is then killed."""
 
     def write(self, iterator: Iterator[Any]) -> Any:
-        """As the sink's, but the result of the first attempt is lost."""
+        """Write as the sink does, but lose the result of the first attempt."""
         message = super().write(iterator)
         context = TaskContext.get()
         assert context is not None, "in a task"
@@ -28,7 +28,7 @@ class DyingWriter(AiokprodWriter):
 
 
 class DyingSource(AiokprodDataSource):
-    """`format("aiokprod-dying")`."""
+    """The source of `format("aiokprod-dying")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -40,5 +40,5 @@ class DyingSource(AiokprodDataSource):
 
 
 def register(spark: Any) -> None:
-    """Make it known to a session."""
+    """Register the source with a session."""
     spark.dataSource.register(DyingSource)

@@ -1,7 +1,8 @@
 """The sink with a driver that waits for the test before it commits a chosen batch.
 
-Batch and folder travel as the query's name ("batch:folder"), an option the sink leaves alone. The
-driver creates the file `at-commit` in the folder and continues once there is a file `go`.
+The test passes the batch and a folder as the query's name ("batch:folder"), an option that the sink
+ignores. The driver creates the file `at-commit` in the folder, and continues when the file `go`
+exists.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ SECONDS = 120.0
 
 
 class PausingWriter(AiokprodWriter):
-    """Waits before one commit."""
+    """A writer that waits before one commit."""
 
     def commit(self, messages: Any, batchId: int | None = None) -> None:
-        """As the sink's, once the test lets it."""
+        """Commit as the sink does, after the test has created the file `go`."""
         batch, _, folder = self._options["queryname"].partition(":")
         if batchId == int(batch):
             (Path(folder) / "at-commit").touch()
@@ -31,7 +32,7 @@ class PausingWriter(AiokprodWriter):
 
 
 class PausingSource(AiokprodDataSource):
-    """`format("aiokprod-pausing")`."""
+    """The source of `format("aiokprod-pausing")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -43,5 +44,5 @@ class PausingSource(AiokprodDataSource):
 
 
 def register(spark: Any) -> None:
-    """Make it known to a session."""
+    """Register the source with a session."""
     spark.dataSource.register(PausingSource)

@@ -1,4 +1,5 @@
-"""What the acceptance checks share: DataFrames, reading back by an independent client, streams."""
+"""Helpers of the acceptance checks: DataFrames, streams, and an independent client that reads
+topics."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ALL_COLUMNS = (
 
 
 class Read(NamedTuple):
-    """One record as an independent consumer gets it."""
+    """One record as received by an independent consumer."""
 
     partition: int
     offset: int
@@ -31,7 +32,7 @@ class Read(NamedTuple):
 
 
 def read_back(servers: str, topic: str, *, committed: bool = True) -> list[Read]:
-    """Everything in a topic, by confluent-kafka, up to the end as it is now."""
+    """Read all current records of a topic with confluent-kafka."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     consumer = Consumer(
@@ -72,7 +73,7 @@ def _read(message: Any) -> Read:
 
 
 def numbers(spark: SparkSession, count: int, parts: int = 2, *, start: int = 0) -> DataFrame:
-    """Rows whose key is their number and whose value is derived from it."""
+    """Return rows whose key is their number and whose value is derived from the number."""
     return spark.range(start, start + count, 1, parts).select(
         f.col("id").cast("string").cast("binary").alias("key"),
         f.expr("cast(concat('v', cast(id as string), ':', repeat('x', 80)) as binary)").alias(
@@ -82,7 +83,7 @@ def numbers(spark: SparkSession, count: int, parts: int = 2, *, start: int = 0) 
 
 
 def sink(frame: DataFrame, servers: str, topic: str | None, **options: object) -> Any:
-    """A batch writer, set up."""
+    """Return a configured batch writer."""
     writer = frame.write.format("aiokprod").mode("append")
     writer = writer.option("kafka.bootstrap.servers", servers)
     if topic is not None:
@@ -91,7 +92,7 @@ def sink(frame: DataFrame, servers: str, topic: str | None, **options: object) -
 
 
 def rate(spark: SparkSession, rows: int = 500, parts: int = 2) -> DataFrame:
-    """An endless stream of numbers, the same for the same batch in every run."""
+    """Return an endless stream of numbers. A batch has the same numbers in every run."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
     return (
         source.option("numPartitions", parts)
@@ -111,8 +112,11 @@ def start_stream(
     finish: bool = False,
     **options: object,
 ) -> Any:
-    """A streaming query into a topic, its checkpoint in `folder`. With `finish` it ends by itself
-    after the batch that is due, and leaves no transaction open as a stop in the middle does."""
+    """Start a streaming query that writes to a topic, with its checkpoint in `folder`.
+
+    With `finish` the query processes the available rows and ends. Unlike a stop during a batch,
+    this leaves no transaction open.
+    """
     writer = frame.writeStream.format("aiokprod").option("kafka.bootstrap.servers", servers)
     writer = writer.option("topic", topic).option("checkpointLocation", str(folder / "checkpoint"))
     writer = writer.options(**{key.replace("__", "."): str(v) for key, v in options.items()})
@@ -122,7 +126,7 @@ def start_stream(
 
 
 def wait_for(done: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    """Poll until true."""
+    """Poll until the condition is true."""
     give_up = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
@@ -130,13 +134,15 @@ def wait_for(done: Callable[[], object], what: str, seconds: float = 60.0) -> No
 
 
 def arrived(broker: KafkaCluster, topic: str) -> int:
-    """Number of records in a topic, including those that readers cannot see yet; also correct while
-    records arrive faster than they could be read."""
+    """Return the number of records in a topic, including records that readers cannot see yet.
+
+    The number is also correct while records arrive faster than they could be read.
+    """
     return sum(asyncio.run(broker.end_offsets(topic)).values())
 
 
 def ends(servers: str, topic: str, *, committed: bool) -> dict[int, int]:
-    """The end offset of each partition that has records, for readers of either isolation level."""
+    """Return the end offset of each partition with records, for readers of one isolation level."""
     from aiokprod.spark.audit_reader import AuditReader
     from aiokprod.spark.options import SealedOptions
 
@@ -146,23 +152,23 @@ def ends(servers: str, topic: str, *, committed: bool) -> dict[int, int]:
 
 
 def stable(servers: str, topic: str) -> bool:
-    """True if no open transaction blocks readers."""
+    """Return True if no open transaction blocks readers."""
     return ends(servers, topic, committed=True) == ends(servers, topic, committed=False)
 
 
 def batches_done(query: Any) -> int:
-    """Number of the last finished batch plus 1."""
+    """Return the number of the last finished batch plus 1."""
     progress = query.lastProgress
     return 0 if progress is None else int(progress["batchId"]) + 1
 
 
 def commits(folder: Path) -> int:
-    """How many batches Spark's own commit log of a checkpoint has."""
+    """Return the number of batches in Spark's own commit log of a checkpoint."""
     return len([one for one in (folder / "checkpoint" / "commits").glob("[0-9]*")])
 
 
 def assert_numbers(records: list[Read], count: int, *, exactly: bool = True) -> None:
-    """Check that the keys are the numbers below `count`: each at least once, and with `exactly`
+    """Check that the keys are the numbers below `count`, each at least once, and with `exactly`
     only once."""
     keys = [int(record.key or b"") for record in records]
     assert set(keys) == set(range(count)), (

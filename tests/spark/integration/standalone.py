@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and two workers, each its own processes.
+"""A standalone Spark cluster on this machine: a master and two workers, each in its own processes.
 
 python -m tests.spark.integration.standalone      # runs until Ctrl-C, prints the master's URL
 """
@@ -32,9 +32,13 @@ def _free_port() -> int:
 def standalone(
     hosts: Sequence[str] = (HOST, HOST), cores: int = 2, folder: str | None = None
 ) -> Iterator[str]:
-    """The master's URL; all processes are gone afterwards. `hosts`: addresses of the workers, any
-    of the loopback interface. `folder` gets what they log: their own in daemons.log, those of the
-    executors below app-*."""
+    """Start the cluster, yield the master's URL, and end all processes afterwards.
+
+    Args:
+        hosts: addresses of the workers on the loopback interface.
+        folder: receives the logs: daemons.log of the master and the workers, app-* of the
+            executors.
+    """
     port = _free_port()
     folder = folder or tempfile.mkdtemp(prefix="aiokprod-standalone-")
     environment = dict(

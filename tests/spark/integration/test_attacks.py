@@ -1,8 +1,8 @@
-"""What operators and brokers do to streams in the middle of their work: real Spark, real brokers.
+"""Actions of operators and faults of brokers during a stream, with real Spark and real brokers.
 
-Stopped queries, brokers that stop at the commit, changed triggers and schemas, shared prefixes,
-dead drivers, and many batches in one process. Every row must be there once for read_committed
-readers.
+Queries are stopped, brokers stop at the commit, triggers and schemas change, prefixes are shared,
+drivers die, and many batches run in one process. Afterwards read_committed readers must find every
+row exactly once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 
 
 def finish(frame: Any, broker: KafkaCluster, topic: str, folder: Path, **more: object) -> None:
-    """Run the query until what is due is committed."""
+    """Run the query until all available rows are committed."""
     query = start_stream(
         frame, broker.bootstrap_servers, topic, folder, finish=True, **(ONCE | more)
     )
@@ -57,8 +57,8 @@ def finish(frame: Any, broker: KafkaCluster, topic: str, folder: Path, **more: o
 
 
 def assert_each_once(broker: KafkaCluster, topic: str, folder: Path, rows: int = ROWS) -> None:
-    """Check that the rows of all finished batches are in the topic once, and that no transaction is
-    open."""
+    """Check that the rows of all finished batches are in the topic exactly once, and that no
+    transaction is open."""
     wait_for(lambda: stable(broker.bootstrap_servers, topic), "the end of all transactions", 60)
     records = read_back(broker.bootstrap_servers, topic)
     assert len(records) == commits(folder) * rows
@@ -66,7 +66,7 @@ def assert_each_once(broker: KafkaCluster, topic: str, folder: Path, rows: int =
 
 
 def slowly() -> Any:
-    """A column that takes 0.4 s for the 100 rows of a task."""
+    """Return a column that takes 0.4 s for the 100 rows of a task."""
 
     @f.udf("string")  # type: ignore[untyped-decorator]
     def column(value: str) -> str:
@@ -86,7 +86,7 @@ def test_query_stopped_in_the_middle_of_batches(
         query = start_stream(slow, broker.bootstrap_servers, topic, folder, **ONCE)
         before = arrived(broker, topic)
         wait_for(lambda: arrived(broker, topic) > before, "records of a batch")  # noqa: B023
-        time.sleep(0.13 * turn)  # before, in and after the commit
+        time.sleep(0.13 * turn)  # before, during and after the commit
         query.stop()
         assert query.exception() is None
     finish(slow, broker, topic, folder)
@@ -173,7 +173,7 @@ def test_triggers_that_change_between_and_after_crashes(
 def test_two_queries_with_one_prefix_do_not_touch_each_other(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
-    """Each has its own checkpoint, so the query ids differ."""
+    """Each query has its own checkpoint, so the query ids differ."""
     folders = [folder / "one", folder / "two"]
     topics = [f"{topic}-1", f"{topic}-2"]
     for name in topics:
@@ -195,8 +195,8 @@ def test_two_queries_with_one_prefix_do_not_touch_each_other(
 def test_copied_checkpoint_doubles_nothing(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
-    """Original and copy are one query for Kafka. What the other one has written is skipped if it is
-    the same batch, and refused if it is a later one."""
+    """For Kafka, the original and the copy are the same query. A batch that the other one has
+    written is skipped. It is rejected if the other one has written a later batch."""
     make_topic(topic)
     frame = rate(spark, ROWS)
     finish(frame, broker, topic, folder)
@@ -241,7 +241,7 @@ def test_schema_that_changes_is_taken_between_batches_and_refused_in_a_replay(
 def test_foreach_batch_that_fails_after_the_write(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
-    """The batch is in Kafka, and Spark replays it because the function failed later."""
+    """The batch is in Kafka when the function fails, so Spark replays it."""
     make_topic(topic)
     options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic} | ONCE
     write = foreach_batch(options)
@@ -291,7 +291,7 @@ DRIVER = textwrap.dedent(
 def test_next_run_of_a_job_ends_what_its_killed_driver_left_open(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
 ) -> None:
-    """Without it, readers would wait for the transaction timeout, 15 minutes."""
+    """Otherwise readers would wait for the transaction timeout, 15 minutes."""
     make_topic(topic)
     servers = broker.bootstrap_servers
     environment = dict(os.environ, PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(ROOT))
@@ -334,7 +334,7 @@ def test_transaction_timeout_longer_than_the_brokers_allow_is_refused_before_any
 
 
 BATCHES = int(os.environ.get("AIOKPROD_SPARK_BATCHES", "150"))
-"""The acceptance run has 1000."""
+"""Number of batches. The acceptance run has 1000."""
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
@@ -342,7 +342,8 @@ def test_many_batches_leave_nothing_behind(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path,
     delivery: str,
 ) -> None:  # fmt: skip
-    """Memory, descriptors and threads of the Python processes, and open transactions."""
+    """The test checks memory, descriptors and threads of the Python processes, and open
+    transactions."""
     make_topic(topic)
     once = ONCE if delivery == "exactly_once" else {"delivery": delivery}
     query = start_stream(rate(spark, 100), broker.bootstrap_servers, topic, folder, **once)
@@ -369,11 +370,12 @@ def test_many_batches_leave_nothing_behind(
 
 
 def python_workers() -> dict[int, tuple[int, int, int]]:
-    """Resident bytes, open descriptors and threads of Spark's Python processes, by pid."""
+    """Return resident bytes, open descriptors and threads of Spark's Python processes, by pid."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if b"pyspark.daemon" not in (entry / "cmdline").read_bytes():  # that of the JVM has not
+            # The JVM's command line does not contain this text.
+            if b"pyspark.daemon" not in (entry / "cmdline").read_bytes():
                 continue
             if not descends(int(entry.name)):
                 continue
@@ -387,7 +389,7 @@ def python_workers() -> dict[int, tuple[int, int, int]]:
 
 
 def descends(pid: int) -> bool:
-    """True for processes that this one started, directly or not."""
+    """Return True for direct and indirect child processes of this process."""
     while pid > 1:
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         if pid == os.getpid():

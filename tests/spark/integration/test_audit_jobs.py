@@ -1,4 +1,4 @@
-"""What the audit's jobs find, on logs made up here: real Spark, no broker."""
+"""The findings of the audit's jobs on generated logs, with real Spark and without a broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Header = tuple[str, bytes | None]
 
 
 def row(number: int, **change: Any) -> dict[str, Any]:
-    """A row of the source, and its record: every third with no header, one or two."""
+    """Return a row of the source together with its record. The number of headers is 0, 1 or 2 in
+    turn."""
     headers: list[Header] = [("a", b"1"), ("b", None)][: number % 3]
     plain = {"key": f"k{number}", "value": f"v{number}", "topic": "t", "partition": number % 2}
     return {"id": str(number), **plain, "headers": headers} | change
@@ -48,7 +49,8 @@ def source(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def log_of(spark: Any, rows: Sequence[dict[str, Any]], *, audited: bool = True) -> Any:
-    """The log in the form of `read_log` and `with_audit_id`; offsets count over all partitions."""
+    """Return the log in the form of `read_log` and `with_audit_id`. Offsets count over all
+    partitions."""
     made = []
     for offset, one in enumerate(rows):
         headers = list(one["headers"])
@@ -138,7 +140,7 @@ DAMAGE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], set[tuple[str 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_compare_finds_each_kind_of_damage_and_nothing_else(spark: Any, kind: str) -> None:
-    """The source has row 8 twice."""
+    """The source contains row 8 twice."""
     rows = [*(row(number) for number in range(9)), row(8)]
     log = copy.deepcopy(rows)
     damage, finding = DAMAGE[kind]
@@ -209,7 +211,7 @@ def test_extra_finds_records_that_are_not_in_the_source(spark: Any) -> None:
 
 
 def test_audit_id_is_the_last_one_where_rows_brought_one_along(spark: Any) -> None:
-    """A topic that was copied with its headers, each row twice."""
+    """The topic was copied with its headers, each row twice."""
     copied = [
         row(number, headers=[(AUDIT_HEADER, f"old/0/0/{number // 2}".encode())])
         for number in range(6)
@@ -259,7 +261,7 @@ def test_duplicates_are_counted_with_the_producers_that_wrote_them(spark: Any) -
 
 
 def test_order_takes_a_kept_producer_and_a_repeated_task_for_no_disorder(spark: Any) -> None:
-    """One producer writes for three tasks, of which the last is repeated by another producer."""
+    """One producer writes for three tasks. Another producer repeats the last of these tasks."""
     log = log_of(spark, [
         row(5, partition=0), row(6, partition=0),
         row(0, partition=0, task=1), row(1, partition=0, task=1),
@@ -272,8 +274,8 @@ def test_order_takes_a_kept_producer_and_a_repeated_task_for_no_disorder(spark: 
 
 
 def test_order_finds_records_that_come_before_an_earlier_row_of_their_task(spark: Any) -> None:
-    """Nothing is said about other tasks, partitions and topics; a copy does not count as out of
-    order."""
+    """Records of other tasks, partitions and topics are not compared. A copy does not count as out
+    of order."""
     log = log_of(spark, [
         row(0, partition=0), row(4, partition=0, task=1), row(2, partition=0),
         row(1, partition=0), row(1, partition=0), row(0, partition=1), row(0, topic="u"),
@@ -325,8 +327,8 @@ def test_acknowledged_ranges_that_the_log_does_not_fill_are_found(
 def test_ranges_of_long_reports_are_counted_without_pairing_records(
     spark: Any, tmp_path: Path
 ) -> None:
-    """Ranges of many tasks overlap, over more than one bucket of offsets; records are counted as
-    Python does it here."""
+    """The ranges of many tasks overlap across more than one bucket of offsets. Python code in the
+    test counts the records for comparison."""
     size = 200_000
     rng = random.Random(7)
     missing = set(rng.sample(range(size), 50))

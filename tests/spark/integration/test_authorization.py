@@ -1,4 +1,4 @@
-"""Checks 5 and 16: credentials that may not do what the sink needs, on a broker with ACLs."""
+"""Checks 5 and 16: credentials without a permission that the sink needs, on a broker with ACLs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Deny = Callable[[str, str, str], None]
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[KafkaCluster]:
-    """Everything is allowed that no ACL denies."""
+    """Start a broker that allows every operation that no ACL denies."""
     cluster = KafkaCluster(
         1,
         config={
@@ -43,7 +43,8 @@ def guarded() -> Iterator[KafkaCluster]:
 def bind(
     guarded: KafkaCluster, kind: str, name: str, *, prefix: bool = False, **permissions: str
 ) -> None:
-    """ACLs for everyone, an operation and ALLOW or DENY each; the broker knows them then."""
+    """Create ACLs for all users, each an operation with ALLOW or DENY, and wait until the broker
+    applies them."""
     from confluent_kafka.admin import (
         AclBinding,
         AclOperation,
@@ -69,7 +70,8 @@ def bind(
 
 @pytest.fixture
 def deny(guarded: KafkaCluster) -> Deny:
-    """deny(kind, name, operation) for everyone, who may still see it."""
+    """Return `deny(kind, name, operation)`, which denies the operation to all users. They may still
+    describe the resource."""
 
     def deny(kind: str, name: str, operation: str) -> None:
         permissions: dict[str, Any] = {operation: "DENY", "DESCRIBE": "ALLOW"}
@@ -126,7 +128,8 @@ def test_check_16_within_a_transaction_nothing_becomes_visible(
 def test_documented_permissions_suffice_for_exactly_once_and_none_is_idle(
     guarded: KafkaCluster, topic: str, may_read: bool
 ) -> None:
-    """The table of docs/spark.md. What has ACLs allows nothing else."""
+    """The ACLs are those in the table of docs/spark.md. A resource with ACLs allows nothing
+    else."""
     prefix = f"once-{topic}"
     asyncio.run(guarded.create_topic(topic, 1))
     more: dict[str, Any] = {"READ": "ALLOW"} if may_read else {}

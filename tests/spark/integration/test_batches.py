@@ -1,4 +1,4 @@
-"""Checks 7 and 16 without a JVM: Arrow batches of every shape through `write`, real broker."""
+"""Checks 7 and 16 without a JVM: `write` with Arrow batches of every shape, and a real broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 
 
 class Sink:
-    """A batch job of one task."""
+    """A batch job with one task."""
 
     def __init__(self, broker: KafkaCluster) -> None:
         self.servers = broker.bootstrap_servers
@@ -34,7 +34,7 @@ class Sink:
         asyncio.run(self.broker.create_topic(self.topic, partitions, configs=configs))
 
     def write(self, batches: list[pa.RecordBatch], **options: str) -> TaskReport:
-        """All batches in one task; the schema is that of the first."""
+        """Write all batches in one task. The schema is that of the first batch."""
         context = TaskContext.__new__(TaskContext)
         context._partitionId = context._attemptNumber = 0
         context._localProperties = {}

@@ -1,4 +1,4 @@
-"""Checks 1, 2, 3, 5, 6, 24, 26: the API on a real Spark and a real broker."""
+"""Checks 1, 2, 3, 5, 6, 24, 26: the API with real Spark and a real broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOMENT_MS = 1767323045678
 
 
 def rows_of_all_kinds(topic: str) -> list[tuple[Any, ...]]:
-    """(key, value, topic, partition, timestamp, headers)"""
+    """Return (key, value, topic, partition, timestamp, headers) tuples."""
     return [
         (b"k", b"v", topic, 0, MOMENT, [("a", b"1"), ("b", None)]),
         (None, b"no key", topic, 1, MOMENT, []),
@@ -138,7 +138,7 @@ def test_check_01_complete_mode_appends_each_result(
 
 
 def test_check_02_found_without_register_and_beside_a_broken_package(folder: Path) -> None:
-    """In processes of their own: discovery happens once per JVM."""
+    """Each case has its own process, because discovery happens once per JVM."""
     (folder / "pyspark_broken.py").write_text("raise RuntimeError('broken on purpose')\n")
     program = textwrap.dedent(
         """
@@ -213,7 +213,7 @@ def test_check_03_write_from_a_thread_after_register(
 
 
 def refused(spark: Any, frame: Any, servers: str, topic: str | None, **options: object) -> str:
-    """The text of the error with which the driver refuses a write."""
+    """Return the text of the error with which the driver rejects a write."""
     with pytest.raises(PySparkException) as caught:
         sink(frame, servers, topic, **options).save()
     return str(caught.value)

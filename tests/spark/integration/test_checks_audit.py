@@ -1,4 +1,4 @@
-"""Check 28: the audit finds what is wrong. How fast it reads: `python -m benchmarks.spark`."""
+"""Check 28: the audit finds errors in a topic. `python -m benchmarks.spark` measures its speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SPOILT = 100_000
 
 
 def expected(spark: Any, rows: int) -> Any:
-    """id (text), value of 100 bytes, one Kafka partition per Spark partition, in order."""
+    """Return rows with an id (text) and a value of 100 bytes. Each Spark partition has one Kafka
+    partition, in order."""
     return spark.range(0, rows, 1, 2).select(
         f.col("id").cast("string").alias("id"),
         f.expr("cast(rpad(cast(id as string), 100, 'x') as binary)").alias("value"),
@@ -89,7 +90,8 @@ def test_check_28_audit_header_identifies_rows(
 def test_check_28_kept_producers_and_copied_topics_cause_no_findings(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
 ) -> None:
-    """Three jobs in the same workers; then a copy of the topic with its headers, each row twice."""
+    """Three jobs run in the same workers. Then a copy of the topic is written with its headers,
+    each row twice."""
     copied = f"{topic}-copied"
     for name in (topic, copied):
         make_topic(name, 2)
@@ -120,7 +122,7 @@ def test_check_28_kept_producers_and_copied_topics_cause_no_findings(
 def test_check_28_planted_faults_in_a_million_are_found(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None]
 ) -> None:
-    """1 lost, 1 duplicated, 1 swapped, 1 corrupted."""
+    """One record is lost, one duplicated, one swapped and one corrupted."""
     make_topic(topic, 2)
     rows = expected(spark, ROWS).select(f.col("id").alias("key"), "value", "partition")
     number = f.col("key").cast("long")

@@ -1,4 +1,5 @@
-"""Check 4: Spark Connect against a local server: batch, stream, foreach_batch exactly once."""
+"""Check 4: Spark Connect with a local server: batch, stream, and foreach_batch with
+exactly_once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks 12 to 16: at least once, on a real Spark and a real broker."""
+"""Checks 12 to 16: at-least-once delivery with real Spark and a real broker."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.spark.integration.spark_helpers import (
 pytestmark = pytest.mark.slow
 
 ATTEMPTS = 2
-"""Of a task, by the master that the tests use."""
+"""Attempts per task on the master that the tests use."""
 
 
 def fails_once(flag: Path, at: int, how: str) -> Any:
-    """A column that breaks its task the first time it meets row `at`."""
+    """Return a column that breaks its task the first time it gets row `at`."""
 
     @f.udf("string")  # type: ignore[untyped-decorator]
     def column(value: str) -> str:
@@ -84,7 +84,7 @@ def test_check_12_broker_restart_loses_nothing(
     assert not failed
     records = read_back(broker.bootstrap_servers, topic)
     assert len({record.key for record in records}) == 3_000_000
-    assert len(records) == 3_000_000  # idempotence: a retried request doubles nothing
+    assert len(records) == 3_000_000  # idempotence: a retried request causes no duplicate
 
 
 def test_check_13_fault_free_has_no_duplicates_and_keeps_order(
@@ -108,8 +108,8 @@ def test_check_13_fault_free_has_no_duplicates_and_keeps_order(
 def test_check_14_worker_killed_right_after_write_returned_loses_nothing(
     spark: Any, broker: KafkaCluster, topic: str
 ) -> None:
-    """The worker dies before its message arrives: all rows are in Kafka by then, and once more
-    after the second attempt."""
+    """The worker dies before its commit message arrives. By then all rows are in Kafka, and the
+    second attempt writes them again."""
     from tests.spark.integration import dying
 
     dying.register(spark)
@@ -124,7 +124,8 @@ def test_check_14_worker_killed_right_after_write_returned_loses_nothing(
 def cancel_in_thread(
     spark: Any, servers: str, topic: str, started: Callable[[], object], rows: int, **more: object
 ) -> tuple[list[str], float]:
-    """Start a job, cancel it once `started` is true; its error and seconds until it ended."""
+    """Start a job, and cancel it when `started` returns true. Return its error and the seconds
+    until it ended."""
     from pyspark import InheritableThread
 
     failed: list[str] = []
@@ -175,7 +176,7 @@ def test_check_15_cancelled_job_stops_producing(
 def test_check_15_stopped_query_stops_producing(
     spark: Any, broker: KafkaCluster, topic: str, folder: Path, make_topic: Callable[..., None]
 ) -> None:
-    """In the middle of a micro-batch."""
+    """The query is stopped during a micro-batch."""
     make_topic(topic)
     endless = rate(spark, rows=20_000_000)
     query = start_stream(endless, broker.bootstrap_servers, topic, folder)
@@ -244,7 +245,7 @@ def test_check_16_topic_deleted_fails_within_the_delivery_timeout(
     settings = {
         "kafka.delivery.timeout.ms": "6000",
         "kafka.request.timeout.ms": "3000",
-        "kafka.max.block.ms": "6000",  # of the next attempt, for which there is no topic
+        "kafka.max.block.ms": "6000",  # for the next attempt, which finds no topic
         "kafka.allow.auto.create.topics": "false",
     }
     with pytest.raises(PySparkException) as caught:
@@ -265,7 +266,7 @@ def test_check_16_no_answer_fails_within_the_delivery_timeout(
         "kafka.request.timeout.ms": "3000",
         "preflight": "false",
     }
-    sink(numbers(spark, 10), broker.bootstrap_servers, topic, **settings).save()  # warm
+    sink(numbers(spark, 10), broker.bootstrap_servers, topic, **settings).save()  # warm-up
     asyncio.run(broker.pause(1))
     begun = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""foreach_batch on a classic session: output mode update, at least and exactly once."""
+"""foreach_batch in a classic session: output mode update, at least once and exactly once."""
 
 from __future__ import annotations
 

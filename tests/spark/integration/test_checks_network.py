@@ -1,4 +1,4 @@
-"""Checks 12 and 13 on three real brokers behind a network that breaks: leaders move, connections
+"""Checks 12 and 13 with three real brokers behind a faulty network: leaders move, and connections
 are reset."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def three() -> Iterator[ChaosCluster]:
 
 
 def meanwhile(cluster: ChaosCluster, topic: str, act: Callable[[], None], job: Any) -> int:
-    """Repeat `act` from the job's first record in Kafka until its end; how often it was done."""
+    """Repeat `act` from the job's first record in Kafka until the job ends. Return the number of
+    repetitions."""
     over = threading.Event()
     told: list[int | BaseException] = []
 
@@ -81,7 +82,7 @@ def test_check_12_leaders_that_move_lose_nothing(
     assert all(sum(one == number for one, _ in moved) >= 2 for number in range(PARTITIONS)), moved
     records = read_back(three.bootstrap_servers, topic)
     assert len({record.key for record in records}) == rows
-    assert len(records) == rows  # idempotence: a retried request doubles nothing
+    assert len(records) == rows  # idempotence: a retried request causes no duplicate
 
 
 def test_check_13_resets_on_the_wire_double_nothing_and_keep_order(

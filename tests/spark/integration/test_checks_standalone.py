@@ -1,5 +1,5 @@
-"""Checks 1 and 21 on a standalone cluster with two workers: batch, stream and exactly once; a
-second attempt beside the first one."""
+"""Checks 1 and 21 on a standalone cluster with two workers: batch, stream and exactly once, and a
+second task attempt that runs in parallel to the first."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run_on_two_hosts(program: str, *arguments: str, hosts: tuple[str, str]) -> N
 def test_check_21_second_attempt_beside_the_first_loses_nothing(
     broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
-    """Spark starts it on another host only."""
+    """Spark starts the second attempt only on another host."""
     make_topic(topic)
     servers = broker.bootstrap_servers
     run_on_two_hosts(SPECULATION, servers, topic, str(folder), hosts=("127.0.0.1", "127.0.0.2"))

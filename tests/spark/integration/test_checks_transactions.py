@@ -1,4 +1,5 @@
-"""Checks 17, 19, 20, 21, 22, 23: exactly-once streams and transactional batches, real broker."""
+"""Checks 17, 19, 20, 21, 22, 23: exactly-once streams and transactional batches with a real
+broker."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ ROWS = 500
 
 
 def run_until(spark: Any, servers: str, topic: str, folder: Path, batches: int, **more: Any) -> Any:
-    """Run the stream until the checkpoint contains this many batches. Returns its last failure, or
+    """Run the stream until the checkpoint contains this many batches. Return its last failure, or
     None."""
     frame = more.pop("frame", None) or rate(spark, ROWS)
     query = start_stream(frame, servers, topic, folder, **(ONCE | more))
@@ -55,7 +56,7 @@ def test_check_17_no_fault_each_row_once(
 
 
 def failing_once(flag: Path, where: str) -> Any:
-    """A column that kills its task the first time it sees row 700."""
+    """Return a column that kills its task the first time it gets row 700."""
 
     @f.udf("string")  # type: ignore[untyped-decorator]
     def column(value: str) -> str:
@@ -92,7 +93,8 @@ def test_check_17_task_fails_once(
 def test_check_17_driver_fails_in_the_commit(
     spark: Any, broker: KafkaCluster, topic: str, folder: Path, point: str
 ) -> None:
-    """The commit raises at a point of batch 1, as a crash of the driver there would leave it."""
+    """The commit of batch 1 raises at the given point, and leaves the same state as a driver crash
+    there."""
     run_until(spark, broker.bootstrap_servers, topic, folder, 1)
     done = commits(folder)
     failure = crash(spark, broker, topic, folder, done, point)
@@ -106,7 +108,7 @@ def test_check_17_driver_fails_in_the_commit(
 def crash(
     spark: Any, broker: KafkaCluster, topic: str, folder: Path, batch: int, point: str
 ) -> BaseException | None:
-    """Run with a source whose commit crashes in batch `batch`; returns the query's failure."""
+    """Run with a source whose commit crashes in batch `batch`. Return the query's failure."""
     from tests.spark.integration import crashing
 
     crashing.register(spark)

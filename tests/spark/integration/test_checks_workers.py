@@ -1,4 +1,4 @@
-"""Checks 10, 11, 25: processes, memory, connections, loops."""
+"""Checks 10, 11, 25: processes, memory, connections, and event loops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 def test_check_25_loops_and_worker_reuse(
     broker: KafkaCluster, topic: str, loop: str, reuse: str
 ) -> None:
-    """In a separate JVM, as worker reuse is a setting of the application."""
+    """The test uses a separate JVM, because worker reuse is a setting of the application."""
     program = textwrap.dedent(
         f"""
         from tests.spark.integration.conftest import session_of
@@ -54,8 +54,8 @@ def test_check_25_loops_and_worker_reuse(
 
 
 def test_check_25_fork_of_a_process_with_a_producer(broker: KafkaCluster, topic: str) -> None:
-    """A worker forked from one that wrote before: with connections of its own, and the first one's
-    stay what they were."""
+    """A worker is forked from a worker that has already written. The child opens its own
+    connections, and the connections of the parent do not change."""
     program = textwrap.dedent(
         f"""
         import os, sys
@@ -89,7 +89,8 @@ def test_check_25_fork_of_a_process_with_a_producer(broker: KafkaCluster, topic:
 def test_check_27_worker_without_a_package_says_what_the_docs_explain(
     broker: KafkaCluster, topic: str, folder: Path, missing: str
 ) -> None:
-    """An interpreter that has nothing but what Spark puts on its path, or our own dependencies."""
+    """The interpreter has only the packages that Spark puts on its path, or our own
+    dependencies."""
     bare, site = folder / "bare", folder / "site"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     site.mkdir()
@@ -129,7 +130,7 @@ def test_check_25_idle_for_more_than_a_minute(spark: Any, broker: KafkaCluster, 
 
 
 def connections(port: int) -> set[str]:
-    """Established client connections to a broker's port, by local address."""
+    """Return the local addresses of established client connections to a broker's port."""
     done = subprocess.run(
         ["ss", "-Htn", "state", "established", f"( dport = :{port} )"],
         capture_output=True, text=True, check=True,
@@ -152,7 +153,7 @@ def test_check_11_warm_stream_opens_no_new_connection(
 
 
 def worker_memory() -> int:
-    """Resident bytes of the largest Python worker."""
+    """Return the resident bytes of the largest Python worker."""
     found = [0]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -204,5 +205,6 @@ def test_check_10_memory_is_bounded_while_the_broker_is_paused(
     grown = peak - base
     print(f"worker grew by {grown / 2**20:.1f} MiB of {limit / 2**20:.0f}")
     arrow_batch = 10_000 * 120
-    assert grown <= limit + 2 * arrow_batch + 24 * 1024 * 1024  # and what the allocator keeps
+    # The last summand covers freed memory that the allocator keeps.
+    assert grown <= limit + 2 * arrow_batch + 24 * 1024 * 1024
     assert len({one.key for one in read_back(servers, topic)}) == 4_200_000

@@ -1,6 +1,7 @@
 """Actions of operators on a job or query, with real Spark and a real broker.
 
-A timeout that is too short, a checkpoint put back, a topic deleted, another time zone.
+The actions are: a timeout that is too short, a restored checkpoint, a deleted topic, and another
+time zone.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ pytestmark = pytest.mark.slow
 def run_stream(
     frame: Any, broker: KafkaCluster, folder: Path, *, batches: int, crash: str | None = None
 ) -> BaseException | None:
-    """Run the stream, which has a topic column, for `batches` more batches, or until the driver
-    crashes at a point of the next one's commit; its failure, or None."""
+    """Run the stream, which has a topic column, for `batches` more batches. Return its failure, or
+    None.
+
+    With `crash`, the driver crashes at this point in the commit of the next batch.
+    """
     done = commits(folder)
     writer = frame.writeStream.format("aiokprod-crashing" if crash else "aiokprod").options(
         **{"kafka.bootstrap.servers": broker.bootstrap_servers, "missingMarkers": "fail"} | ONCE,
@@ -67,7 +71,8 @@ def keys(broker: KafkaCluster, topic: str) -> Counter[int]:
 def test_transaction_timeout_of_one_task_leaves_the_whole_job_invisible(
     spark: Any, broker: KafkaCluster, topic: str, make_topic: Callable[..., None], folder: Path
 ) -> None:
-    """Task 0 has no rows before the transaction of task 1 was aborted for its timeout."""
+    """Task 0 receives no rows until the transaction of task 1 was aborted because of its
+    timeout."""
     make_topic(topic)
     servers = broker.bootstrap_servers
 

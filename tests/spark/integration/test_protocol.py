@@ -1,7 +1,7 @@
-"""Check 17 and related ones without a JVM: tasks and driver are called as Spark calls them, against
-real brokers of both transaction protocols, with crashes at every point.
+"""Check 17 and related checks without a JVM. The tests call tasks and driver as Spark does, with
+real brokers of both transaction protocols, and with crashes at every point.
 
-What Spark itself does is in the other modules; this is quick enough to try all points.
+The other modules test Spark itself. This module is fast enough to cover all points.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ SECONDS = 60.0
 
 
 class Crash(Exception):
-    """On purpose."""
+    """Raised on purpose in place of a crash."""
 
 
 class Query:
-    """A streaming query as its writer sees it: one checkpoint, any number of driver processes."""
+    """A streaming query as its writer sees it, with one checkpoint and any number of driver
+    processes."""
 
     def __init__(self, servers: str, **options: str) -> None:
         self.servers = servers
@@ -65,7 +66,8 @@ class Query:
         } | options
 
     def writer(self) -> AiokprodWriter:
-        """A fresh one, as Spark makes for planning and again for commit and abort."""
+        """Return a new writer. Spark creates one for planning, and another one for commit and
+        abort."""
         return AiokprodDataSource(dict(self.options)).streamWriter(schema=SCHEMA, overwrite=False)
 
     def task(
@@ -79,8 +81,13 @@ class Query:
         shift: int = 0,
         then: Callable[[], None] | None = None,
     ) -> Prepared:
-        """One task attempt: its share of the rows of the batch; `cut` ends the iterator early,
-        `shift` makes other rows of them, `then` is called before the second half of them."""
+        """Run one task attempt with its share of the rows of the batch.
+
+        Args:
+            cut: ends the iterator after this many rows.
+            shift: replaces the rows by others.
+            then: called before the second half of the Arrow batches.
+        """
         context = TaskContext.__new__(TaskContext)
         context._partitionId, context._attemptNumber = partition, attempt
         context._localProperties = {BATCH_ID: str(batch), QUERY_ID: self.id}
@@ -98,13 +105,14 @@ class Query:
         return cast(Prepared, self.writer().write(iterator()))
 
     def run(self, batch: int, tasks: int = 3) -> list[Prepared]:
-        """A whole batch."""
+        """Run and commit a complete batch."""
         messages = [self.task(batch, number, tasks) for number in range(tasks)]
         self.writer().commit(messages, batch)
         return messages
 
     def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
-        """Let a driver die after `ended` EndTxn requests; None: before its decision is written."""
+        """Simulate the death of a driver after `ended` EndTxn requests, or with None before its
+        decision is written."""
         options = SinkOptions.parse(self.options)
         ender = TransactionEnder(options, batch)
 
@@ -121,11 +129,11 @@ class Query:
         return read_back(self.servers, self.topic, committed=committed)
 
     def arrived(self) -> int:
-        """Records in the topic, readable or not."""
+        """Return the number of records in the topic, readable or not."""
         return sum(ends(self.servers, self.topic, committed=False).values())
 
     def settle(self) -> None:
-        """Until no transaction holds readers back."""
+        """Wait until no open transaction blocks readers."""
         for _ in range(100):
             if stable(self.servers, self.topic):
                 return
@@ -142,7 +150,7 @@ def batches(numbers: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 async def leave_open(producer: Producer[Any, Any], timeout: float | None = None) -> None:
-    """Do what SIGKILL does to a producer: end its connections without an EndTxn."""
+    """End the connections of a producer without an EndTxn, as SIGKILL does."""
     if producer._lifecycle.runtime is not None:
         await producer._lifecycle.runtime.close(0)
     producer._lifecycle.closed = True
@@ -150,7 +158,8 @@ async def leave_open(producer: Producer[Any, Any], timeout: float | None = None)
 
 @pytest.fixture(params=["V2", pytest.param("V1", marks=pytest.mark.slow)])
 def query(request: pytest.FixtureRequest) -> Query:
-    """A query on the newest brokers, and one on the old line, which has only the first protocol."""
+    """Return a query on the newest brokers, or on the old release line, which has only the first
+    protocol."""
     name = "broker" if request.param == "V2" else "kafka_3_broker"
     cluster: KafkaCluster = request.getfixturevalue(name)
     found = Query(cluster.bootstrap_servers)
@@ -166,7 +175,7 @@ def test_check_17_batches_one_after_the_other(query: Query) -> None:
 
 
 def test_check_17_replay_of_a_committed_batch_writes_nothing(query: Query) -> None:
-    """Crash after all EndTxn, before Spark's commit log."""
+    """The driver crashes after all EndTxn requests and before Spark writes its commit log."""
     query.run(0)
     query.run(1)
     assert all(message.skipped for message in query.run(1))
@@ -191,8 +200,7 @@ def test_check_17_driver_dies_around_end_txn(query: Query, ended: int | None) ->
 def test_check_17_driver_dies_while_it_writes_its_decision(
     query: Query, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction of the driver stays open, for a quarter of an hour unless a client ends
-    it."""
+    """The transaction of the driver stays open for 15 minutes, unless a client ends it."""
 
     async def die(
         ender: TransactionEnder, ours: Producer[Any, Any], topics: set[str], decision: Marker,
@@ -222,7 +230,7 @@ def test_check_17_driver_dies_while_it_writes_its_decision(
 
 
 def test_check_17_abort_after_a_partial_commit_takes_nothing_back(query: Query) -> None:
-    """Spark calls abort with all messages when commit raised."""
+    """When commit raises, Spark calls abort with all messages."""
     query.run(0)
     messages = [query.task(1, number, 3) for number in range(3)]
     query.crash_in_commit(messages, 1, 1)
@@ -238,7 +246,7 @@ def test_check_17_abort_after_a_partial_commit_takes_nothing_back(query: Query) 
     "point", ["after InitProducerId", "mid-produce", "before the marker", "after the marker"]
 )
 def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed: no exception is handled, nothing is aborted by the attempt itself."""
+    """The attempt is killed. It handles no exception and aborts nothing."""
     query.run(0)
 
     async def die(*arguments: Any, **more: Any) -> Any:
@@ -262,10 +270,10 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
             patch.setattr(transactional_task._Run, "_mark", die)
         else:
             patch.setattr("aiokprod._client.transactions.Transactions.prepare", die)
-        # An exception of the iterator is one of Spark and is raised unchanged.
+        # An exception of the iterator belongs to Spark and is raised unchanged.
         with pytest.raises(Crash if then else SinkError, match=point):
             query.task(1, 0, 3, then=then)
-    replayed = query.run(1)  # Spark's next attempt
+    replayed = query.run(1)  # the next attempt of Spark
     assert not any(message.skipped for message in replayed)
     query.run(2)
     query.settle()
@@ -310,7 +318,8 @@ def test_check_19_other_number_of_tasks_in_the_replay(query: Query, tasks: int) 
 def test_check_19_other_rows_in_the_replay(
     query: Query, number: int, change: dict[str, Any]
 ) -> None:
-    """The same number of tasks, but other rows of a task, whether it was committed or not."""
+    """The number of tasks is the same, but one task has other rows. It may have been committed or
+    not."""
     messages = [query.task(0, number, 2) for number in range(2)]
     query.crash_in_commit(messages, 0, 1)
     query.writer().abort(messages, 0)
@@ -324,8 +333,8 @@ def test_check_19_other_rows_in_the_replay(
 
 
 def test_check_19_rows_for_another_topic(query: Query) -> None:
-    """As if two writes of one foreachBatch shared a prefix: the second must not pass for the
-    first's replay."""
+    """Two writes of one foreachBatch could share a prefix. The second must not count as a replay of
+    the first."""
     query.run(0)
     query.options["topic"] = "elsewhere"
     replayed = [query.task(0, number, 3) for number in range(3)]
@@ -334,13 +343,13 @@ def test_check_19_rows_for_another_topic(query: Query) -> None:
 
 
 def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
-    """An attempt of three tasks dies with its driver; the query continues with two."""
+    """An attempt with three tasks dies with its driver. The query continues with two tasks."""
     query.run(0)
     for number in range(3):
         query.task(1, number, 3)
     from aiokprod.spark import driver_commit
 
-    driver_commit._swept.clear()  # a new driver process
+    driver_commit._swept.clear()  # a new driver process has an empty cache
     query.run(1, 2)
     query.settle()
     assert_numbers(query.read(), 2 * ROWS)
@@ -358,7 +367,7 @@ def test_check_20_timeout_before_commit_fails_and_replays(query: Query) -> None:
     query.options["kafka.transaction.timeout.ms"] = "1000"
     messages = [query.task(1, number, 3) for number in range(3)]
     query_settled = 0
-    while not stable(query.servers, query.topic):  # the coordinator looks every ten seconds
+    while not stable(query.servers, query.topic):  # the coordinator checks every ten seconds
         asyncio.run(asyncio.sleep(0.5))
         query_settled += 1
         assert query_settled < 60

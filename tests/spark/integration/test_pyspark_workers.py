@@ -1,6 +1,5 @@
-"""The sink through pyspark's own planner, task and commit code, byte for byte as the JVM drives it,
-without the JVM: what differs between Spark versions shows here within a second.
-"""
+"""The sink with pyspark's own code for planning, tasks and commit, driven with the JVM's bytes but
+without a JVM. Differences between Spark versions appear within a second."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ ANSWER = t.StructType([t.StructField("message", t.BinaryType())])
 
 
 class Bytes(io.BytesIO):
-    """What the JVM writes into a worker."""
+    """The bytes that the JVM writes to a worker."""
 
     def text(self, value: str) -> Bytes:
         write_with_length(value.encode(), self)
@@ -59,11 +58,11 @@ class Bytes(io.BytesIO):
 
 
 def run_worker(name: str, sent: Bytes, monkeypatch: pytest.MonkeyPatch) -> io.BytesIO:
-    """What a worker module of pyspark answers."""
+    """Run a worker module of pyspark and return its response."""
     module = import_module(f"pyspark.sql.worker.{name}")
     sent.number(SpecialLengths.END_OF_STREAM).seek(0)
     answer = io.BytesIO()
-    if hasattr(module, "_main"):  # 4.2 and later: `main` is this within the worker's set-up
+    if hasattr(module, "_main"):  # 4.2 and later: `main` sets the worker up and calls this
         module._main(sent, answer)
     else:
         for step in ("check_python_version", "setup_memory_limits", "setup_spark_files",
@@ -81,7 +80,7 @@ def plan(
     source: type[DataSource], options: dict[str, str], *, streaming: bool,
     monkeypatch: pytest.MonkeyPatch, overwrite: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """The task function and the pickled-and-unpickled writer of a planned write."""
+    """Plan a write. Return the task function, and the writer after pickling and unpickling."""
     sent = Bytes().pickled(source).text(source.name()).text(SCHEMA.json()).text(ANSWER.json())
     sent.number(len(options))
     for key, value in options.items():
@@ -95,7 +94,7 @@ def plan(
 
 
 def run_task(function: Any, partition: int, rows: range, **properties: str) -> Any:
-    """The commit message of a task."""
+    """Run a task and return its commit message."""
     context = TaskContext.__new__(TaskContext)
     context._partitionId, context._attemptNumber = partition, 0
     context._localProperties = properties

@@ -1,8 +1,8 @@
-"""Check 5: what Spark writes about queries that hold secrets shows none of them.
+"""Check 5: no output of Spark about queries with secrets contains a secret.
 
-Real sinks, streams and audits with SASL and TLS secrets in their options, successful and failing;
-then everything is searched: event logs, plans, progress, errors, driver and executor logs at DEBUG
-level of ours, checkpoints and reports.
+Real sinks, streams and audits, successful and failing, have SASL and TLS secrets in their options.
+Afterwards the test searches all outputs: event logs, plans, progress, errors, checkpoints, reports,
+and the logs of driver and executors with our loggers at DEBUG level.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ PROGRAM = textwrap.dedent(
     spark.stop()
     """
 )
-# Everything of ours that can be logged goes to the logs of driver and executors.
+# All our log records go to the logs of driver and executors.
 LOUD = """
 import logging
 logging.getLogger("aiokprod").setLevel(logging.DEBUG)
@@ -166,7 +166,8 @@ def options_of(cluster: KafkaCluster) -> dict[str, str]:
 
 
 def leaks(name: str, text: str) -> list[str]:
-    """Where a secret or payload shows: as it is, in base64 or hex, or a line of a private key."""
+    """Return the places at which a secret or payload occurs, as plain text, base64, hex, or a line
+    of a private key."""
     found = [
         f"{name}: …{text[max(0, hit.start() - 80) : hit.end() + 40]!r}"
         for hit in CANARY.finditer(text)
@@ -224,6 +225,6 @@ def test_check_05_what_spark_writes_shows_no_secret(
     for text in ("the credentials were refused", "did you mean 'kafka.linger.ms'",
                  "RecordTooLarge", "partition 77 is out of range", "COUNT 2"):  # fmt: skip
         assert text in output
-    assert "connected to" in "".join(texts.values())  # ours at DEBUG
+    assert "connected to" in "".join(texts.values())  # our records at DEBUG level
     logs = [name for name in texts if name.startswith("cluster/app-")]
     assert bool(logs) == (where == "standalone")

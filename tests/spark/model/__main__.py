@@ -1,7 +1,8 @@
-"""`python -m tests.spark.model --seeds 0-2000 --jobs 2`: the protocol of the Spark sink in virtual
-time, many seeds, and what they came to. Ends with 1 if a seed broke a promise.
+"""Run the protocol of the Spark sink in virtual time with many seeds, and print the results.
 
-`--detect` puts known defects back, one at a time, and ends with 1 if the seeds do not find one.
+`python -m tests.spark.model --seeds 0-2000 --jobs 2` exits with 1 if a seed broke a promise.
+`--detect` puts known defects back, one at a time, and exits with 1 if the seeds do not find one of
+them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from tests.spark.model.defects import DEFECTS, search
 from tests.spark.model.parallel import Totals, totals_of
 
 EVERY = 200
-"""Seeds after which a line is printed."""
+"""Number of seeds after which a line is printed."""
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the action that the command line selects."""
     parser = argparse.ArgumentParser(description="seeded model of driver, tasks and brokers")
     parser.add_argument("--seeds", type=parsed, default=range(2_000), help="a-b, b excluded")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
@@ -32,7 +33,7 @@ def main() -> int:
 
 
 def run(seeds: range, jobs: int) -> int:
-    """Run seeds; those that break a promise are shown at once."""
+    """Run seeds, and print each seed that breaks a promise at once."""
     started = time.monotonic()
     totals, shown = Totals(), 0
     for part in totals_of(seeds, jobs):
@@ -49,7 +50,7 @@ def run(seeds: range, jobs: int) -> int:
 
 
 def detect(names: list[str], seeds: range) -> int:
-    """Search for each defect."""
+    """Search for each of these defects."""
     survived = []
     for name in names:
         started = time.monotonic()

@@ -1,5 +1,5 @@
-"""Defects that the sink had, each put back alone by patching it from outside; the model must find
-them. Numbers and scripts are those of the report that found them."""
+"""Former defects of the sink. Each is put back by a patch, and the model must find it. The numbers
+and scripts are those of the report that found the defects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _batch: Final = contextvars.ContextVar[int]("batch")
 
 
 def unverified_commit(patch: Patch) -> None:
-    """R1: nothing asks whether all transactions are open before the first one is committed."""
+    """R1: before the first transaction is committed, the driver does not check that all are
+    open."""
 
     async def trusting(
         ender: TransactionEnder, client: Any, tasks: Sequence[Any], deadline: float
@@ -35,8 +36,8 @@ def unverified_commit(patch: Patch) -> None:
 
 
 def older_batch_accepted(patch: Patch) -> None:
-    """R2: only the marker of a task refuses an older batch, not the decision of a later one. A task
-    without rows has no marker."""
+    """R2: only the marker of a task causes the rejection of an older batch, not the decision of a
+    later batch. A task without rows has no marker."""
     judge = TransactionEnder._judge
 
     async def lenient(ender: TransactionEnder, *arguments: Any) -> Marker | None:
@@ -63,7 +64,8 @@ def older_batch_accepted(patch: Patch) -> None:
 
 
 def marker_in_one_topic(patch: Patch) -> None:
-    """R2b: the marker of a task is in one of its topics, the decision in the first one by name."""
+    """R2b: the marker of a task is in one of its topics, and the decision is in the first topic by
+    name."""
     offsets = Marker.offsets
 
     def few(marker: Marker, topics: Iterable[str]) -> Any:
@@ -74,7 +76,7 @@ def marker_in_one_topic(patch: Patch) -> None:
 
 
 def report_without_skipped(patch: Patch) -> None:
-    """R4: the report of a replayed batch leaves ranges out and does not say so."""
+    """R4: the report of a replayed batch lacks ranges and does not mark the skipped tasks."""
     report = job_report.report
 
     def silent(tasks: Sequence[TaskReport], batch_id: int | None) -> dict[str, Any]:
@@ -92,11 +94,11 @@ DEFECTS: Final[dict[str, tuple[Callable[[Patch], None], str]]] = {
     "R2b": (marker_in_one_topic, "times; committed"),
     "R4": (report_without_skipped, "report of batch"),
 }
-"""Each defect, and what the verdict of the judge must say of it."""
+"""The patch of each defect, and a text that the verdict of the judge must contain."""
 
 
 def verdict_on(seed: int) -> str | None:
-    """What is wrong with a seed, or None if nothing."""
+    """Return the violation that a seed causes, or None."""
     try:
         run_seed(seed)
     except (AssertionError, VirtualTimeError) as error:
@@ -105,8 +107,8 @@ def verdict_on(seed: int) -> str | None:
 
 
 def search(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """The first seed that finds a defect, and its verdict. A seed that fails without it, too, does
-    not count."""
+    """Return the first seed that finds a defect, and its verdict. The seed does not count if it
+    also fails without the defect."""
     for seed in seeds:
         with pytest.MonkeyPatch.context() as patch:
             put_back, sign = DEFECTS[name]

@@ -1,5 +1,5 @@
-"""The judge: what docs/spark.md promises, checked against the logs as read_committed readers see
-them, and against what was really done to the query."""
+"""The judge compares the promises of docs/spark.md with the logs that read_committed readers see,
+and with the actions that were really performed on the query."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Split = tuple[tuple[int, ...], ...]
 
 ROLLED_BACK, REPLAY, MISSING, RETRY = "rolled back", "replay", "missing markers", "retry"
-"""Why a batch failed: three refusals that docs/spark.md names, and everything that a restart
-cures."""
+"""Reasons why a batch failed: three rejections that docs/spark.md names, and every failure that a
+restart fixes."""
 
 _NOTHING: Final = "Nothing of this attempt was committed"
 _NO_RECORD: Final = "Kafka has no record of one before"
@@ -49,13 +49,13 @@ class Violation(AssertionError):
 
 @dataclass
 class History:
-    """What was really tried.
+    """The attempts that were really made.
 
     Attributes:
-        splits: of every batch, how its rows were split into tasks, once per try.
-        settings: with which settings it was run, once per try.
+        splits: for each batch, the split of its rows into tasks, once per try.
+        settings: for each batch, the settings of the run, once per try.
         newest: the highest batch whose commit began.
-        errors: classes of errors of tasks.
+        errors: number of errors of tasks, by class name.
     """
 
     splits: dict[int, list[Split]] = field(default_factory=dict)
@@ -64,18 +64,18 @@ class History:
     errors: Counter[str] = field(default_factory=Counter)
 
     def note_attempt(self, number: int | None, split: Split, settings: Settings) -> None:
-        """A batch is run."""
+        """Record that a batch is run."""
         if number is not None:
             self.splits.setdefault(number, []).append(split)
             self.settings.setdefault(number, []).append(settings)
 
     def note_error(self, error: BaseException) -> None:
-        """An attempt at a task failed."""
+        """Record that an attempt at a task failed."""
         self.errors[type(error).__name__] += 1
 
 
 class CommitCheck:
-    """One call of commit."""
+    """The check of one call of commit."""
 
     def __init__(self, judge: Judge, messages: Sequence[Prepared]) -> None:
         self._judge = judge
@@ -83,7 +83,7 @@ class CommitCheck:
         self._lost = [one for one in messages if judge.is_lost(one)]
 
     def failed(self, error: BaseException) -> None:
-        """The call raised, or its process was killed."""
+        """Handle a call that raised, or whose process was killed."""
         verified = self._lost and self._judge.world.describes
         refused = isinstance(error, NonDeterministicReplay | CheckpointRolledBack)
         if verified or refused or _NOTHING in str(error):
@@ -91,7 +91,7 @@ class CommitCheck:
             self._judge.never_visible |= {key: why for key in map(_key, self._messages)}
 
     def succeeded(self) -> None:
-        """The driver believes that all is committed."""
+        """Check a call after which the driver assumes that all transactions are committed."""
         if self._lost:
             raise Violation(f"committed without an error, but these were lost: {self._lost}")
 
@@ -101,14 +101,14 @@ def _key(message: Prepared) -> tuple[int, int]:
 
 
 class Judge:
-    """Collects what was promised while the query runs, and compares it with the logs at the end.
+    """Collects promises while the query runs, and compares them with the logs at the end.
 
     Attributes:
-        never_visible: transactions of which it was said that they are not committed, and why.
-        forgiven: rows that may be there twice, because their markers had expired.
-        deleted: rows below this number may be missing in a topic that was deleted, by topic.
+        never_visible: transactions that were reported as not committed, with the reason.
+        forgiven: rows that may be present twice, because their markers had expired.
+        deleted: by topic, rows below this number may be missing, because the topic was deleted.
         unprotected: rows below this number had markers that expired.
-        began_again: batch 0 was run after its markers had expired; a new query looks the same.
+        began_again: batch 0 was run after its markers had expired, so it looks like a new query.
         info_lost: markers were deleted by an operator or by retention.
     """
 
@@ -128,20 +128,20 @@ class Judge:
     # -- while the query runs -------------------------------------------------------------------
 
     def on_attempt(self, task: asyncio.Task[Any]) -> None:
-        """An attempt has ended."""
+        """Store the message of an attempt that succeeded."""
         if not task.cancelled() and task.exception() is None:
             message: Prepared = task.result()
             self._prepared[_key(message)] = message
 
     def commit_begins(self, number: int | None, messages: Sequence[Prepared]) -> CommitCheck:
-        """A driver calls commit."""
+        """Record that a driver calls commit, and return the check of this call."""
         self._passed |= set(map(_key, messages))
         if number is not None and any(one.marked or one.skipped for one in messages):
             self.world.history.newest = max(self.world.history.newest, number)
         return CommitCheck(self, messages)
 
     def is_lost(self, message: Prepared) -> bool:
-        """True if the transaction of a prepared task cannot be committed any more."""
+        """Return True if the transaction of a prepared task can no longer be committed."""
         if message.skipped or message.producer_id < 0:
             return False
         entry = self.world.cluster.transactions.ids[message.transactional_id]
@@ -149,7 +149,8 @@ class Judge:
         return owner != _key(message) or entry.phase is not Phase.ONGOING
 
     def on_report(self, number: int | None, messages: Sequence[Prepared]) -> None:
-        """A batch was committed: its report contains the ranges of every task, or says skipped."""
+        """Check the report of a committed batch: each task has all its ranges, or is marked as
+        skipped."""
         report = job_report.report(messages, number)
         for task in report["tasks"]:
             counted = sum(count for *_, count in task["ranges"])
@@ -163,14 +164,15 @@ class Judge:
 
     @property
     def _may_be_unknown(self) -> bool:
-        """A batch that the broker recognised as a duplicate can have no offset."""
+        """True if a fault can explain a missing offset. A batch that the broker recognised as a
+        duplicate can have no offset."""
         return any(self.world.drawn[name] for name in _UNREACHABLE)
 
     def refusal(self, batch: int, error: BaseException, split: Split) -> str:
-        """Why a batch failed; a refusal must have its reason.
+        """Return why a batch failed. Raise Violation if a rejection has no legitimate reason.
 
         Args:
-            error: as Spark got it; JobFailed has the text of the task's error.
+            error: the error as Spark received it; JobFailed contains the text of the task's error.
         """
         text = str(error)
         found = RETRY
@@ -202,26 +204,27 @@ class Judge:
         return found
 
     def _has_a_cause(self, error: BaseException) -> bool:
-        """Whether anything that was drawn explains an error that a restart cures."""
+        """Return True if a fault or action explains an error that a restart fixes."""
         drawn = self.world.drawn
         if isinstance(error, CommitFailed):
             return any(drawn[name] for name in (*_RIVALS, *_TIMEOUTS, *_UNREACHABLE))
         return any(drawn.values())
 
     def on_log(self, record: logging.LogRecord) -> None:
-        """A warning of the sink."""
+        """Store a warning of the sink."""
         self.warnings.append(record.getMessage())
 
     @property
     def warned(self) -> bool:
-        """That rows may be there twice was reported, or the query stopped for it."""
+        """True if duplicates were reported as possible, or if the query stopped because of them."""
         reported = (_NO_RECORD in text or _NO_MARKER in text for text in self.warnings)
         return self.refusals[MISSING] > 0 or any(reported)
 
     # -- at the end -----------------------------------------------------------------------------
 
     def visible(self) -> tuple[Counter[int], set[tuple[int, int]]]:
-        """How often a read_committed reader sees each row, and the transactions of all it sees."""
+        """Return how often a read_committed reader sees each row, and the transactions of these
+        rows."""
         rows: Counter[int] = Counter()
         owners: set[tuple[int, int]] = set()
         for topic in self.world.cluster.topics.values():
@@ -241,7 +244,8 @@ class Judge:
         return rows, owners
 
     def check_transactions(self, owners: set[tuple[int, int]]) -> None:
-        """Nothing is visible that no driver committed, or of which it said that it did not."""
+        """Check that every visible transaction was committed by a driver, and that none was
+        reported as not committed."""
         for key in owners:
             if key not in self._passed:
                 raise Violation(f"{self._prepared.get(key, key)} is visible, but no driver had it")
@@ -249,8 +253,8 @@ class Judge:
                 raise Violation(f"{self._prepared.get(key, key)}: {self.never_visible[key]}")
 
     def check_stream(self, checkpoints: Iterable[Checkpoint]) -> int:
-        """Every row of each batch that some checkpoint notes as committed is there once; returns
-        the number of these rows."""
+        """Check that each row of a batch that a checkpoint lists as committed is present once.
+        Return the number of these rows."""
         rows, owners = self.visible()
         self.check_transactions(owners)
         committed = max(one.committed for one in checkpoints)
@@ -269,8 +273,8 @@ class Judge:
         return committed
 
     def check_jobs(self, succeeded: Iterable[range]) -> int:
-        """Every row of each job that succeeded is there once, no row twice; returns the number of
-        rows of those jobs."""
+        """Check that each row of a successful job is present once, and that no row is present
+        twice. Return the number of rows of these jobs."""
         rows, owners = self.visible()
         self.check_transactions(owners)
         wanted = [number for job in succeeded for number in job]

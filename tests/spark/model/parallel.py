@@ -1,4 +1,4 @@
-"""Many seeds on several cores."""
+"""Run many seeds on several cores."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from tests.spark.model.run import Report, run_seed
 
 CHUNK = 20
-"""Seeds that a process is given at a time."""
+"""Number of seeds per call of a process."""
 
 
 @dataclass
 class Totals:
-    """The sum of all reports; `broken` has the text of each seed that broke a promise."""
+    """The sum of all reports. `broken` contains the text of each seed that broke a promise."""
 
     seeds: int = 0
     rows: int = 0
@@ -43,7 +43,7 @@ class Totals:
         self.hash ^= found.trace * (2 * seed + 1) % 2**64
 
     def merge(self, other: Totals) -> None:
-        """Add the sum of other seeds."""
+        """Add the totals of other seeds."""
         self.seeds += other.seeds
         self.rows += other.rows
         self.batches += other.batches
@@ -65,7 +65,7 @@ class Totals:
 
 
 def outcome_of(seed: int) -> tuple[int, Report | str]:
-    """A seed's report, or the text of its failure."""
+    """Return a seed with its report, or with the text of its failure."""
     try:
         return seed, run_seed(seed)
     except Exception:
@@ -73,7 +73,7 @@ def outcome_of(seed: int) -> tuple[int, Report | str]:
 
 
 def run_chunk(seeds: range) -> Totals:
-    """Some seeds in a row. Garbage is collected between them only."""
+    """Run seeds one after another. Garbage is collected only before the first one."""
     totals = Totals()
     gc.collect()
     gc.disable()
@@ -86,7 +86,7 @@ def run_chunk(seeds: range) -> Totals:
 
 
 def totals_of(seeds: range, jobs: int) -> Iterator[Totals]:
-    """Of all seeds, in parts, as they come."""
+    """Yield the totals of parts of the seeds, in the order of completion."""
     chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
     if jobs == 1:
         yield from map(run_chunk, chunks)

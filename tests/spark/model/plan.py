@@ -1,7 +1,8 @@
-"""What a seed draws: the source, the query's settings, the brokers, and what may go wrong.
+"""The random choices of a seed: the source, the query's settings, the brokers, and the possible
+faults.
 
-The source is an endless numbered list of rows, as a Kafka topic is. Row `n` is the same whenever it
-is read, so a replayed micro-batch has the same rows.
+Like a Kafka topic, the source is an endless numbered list of rows. Row `n` is the same at every
+read, so a replayed micro-batch has the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aiokprod.spark.sink_schema import SinkColumns
 
 DAY: Final = 86_400.0
 RETENTION_S: Final = 7 * DAY
-"""offsets.retention.minutes of the brokers."""
+"""offsets.retention.minutes of the brokers, in seconds."""
 ZONES: Final = ("UTC", "Europe/Berlin", "America/New_York")
 SPLITS: Final = ("round", "range", "skew", "topic")
 FIRST_US: Final = 1_600_000_000_000_000
@@ -28,23 +29,23 @@ FAULTS: Final = (
     "slow_task", "lost_answers", "error_codes", "delays", "broker_kill", "outage",
     "commit_process", "task_error",
 )  # fmt: skip
-"""What may happen while the query runs."""
+"""Faults that may occur while the query runs."""
 ACTIONS: Final = (
     "roll_back", "repartition", "delete_topic", "delete_all", "session", "second_driver",
     "shared_checkpoint", "stand_still", "time_out",
 )  # fmt: skip
-"""What the operator may do between two runs of the query."""
+"""Actions of the operator between two runs of the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides how the rows of a batch become the tables of tasks.
+    """Settings that determine how the rows of a batch become the tables of tasks.
 
     Attributes:
         tasks: number of Spark partitions.
-        split: how rows are assigned to them.
+        split: the rule that assigns rows to partitions.
         zone: spark.sql.session.timeZone.
-        table_rows: most rows of an Arrow batch.
+        table_rows: maximum number of rows in an Arrow batch.
     """
 
     tasks: int
@@ -53,7 +54,8 @@ class Settings:
     table_rows: int = 10
 
     def task_of(self, number: int, place: int, count: int, topic: str) -> int:
-        """The task of row `number`, at `place` of the `count` rows of its batch."""
+        """Return the task of row `number`, which is at `place` among the `count` rows of its
+        batch."""
         if self.split == "round":
             return number % self.tasks
         if self.split == "range":
@@ -73,17 +75,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a seed determines before it runs.
+    """All choices that a seed determines before its run.
 
     Attributes:
-        streaming: a stream with exactly_once; otherwise batch jobs with delivery=transactional.
-        topics: topics of the rows; the only one is given as option if `topic_option`.
-        topic_runs: consecutive rows of the same topic.
-        timeout_s: kafka.transaction.timeout.ms.
-        slots: tasks that run at the same time.
-        goal: micro-batches, or jobs, until the faults end.
+        streaming: a stream with exactly_once if True, else batch jobs with delivery=transactional.
+        topics: topics of the rows; a single topic is given as an option if `topic_option`.
+        topic_runs: number of consecutive rows with the same topic.
+        timeout_s: kafka.transaction.timeout.ms, in seconds.
+        slots: number of tasks that run at the same time.
+        goal: number of micro-batches or jobs until the faults end.
         menu: faults and actions of this seed.
-        rate: how often something of the menu happens.
+        rate: probability of the faults and actions in the menu.
     """
 
     seed: int
@@ -105,13 +107,13 @@ class Plan:
     settings: Settings
 
     def row(self, number: int) -> Row:
-        """Row `number` of the source."""
+        """Return row `number` of the source."""
         place = number // self.topic_runs
         topic = self.topics[zlib.crc32(f"{self.seed}.{place}".encode()) % len(self.topics)]
         return Row(number, topic)
 
     def tasks(self, rows: range, settings: Settings) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the rows of each task of a batch."""
+        """Return the row numbers of each task of a batch."""
         parts: list[list[int]] = [[] for _ in range(settings.tasks)]
         for place, number in enumerate(rows):
             topic = self.row(number).topic
@@ -119,7 +121,7 @@ class Plan:
         return tuple(map(tuple, parts))
 
     def tables(self, numbers: tuple[int, ...], settings: Settings) -> list[Any]:
-        """The tables that a task gets."""
+        """Return the tables that a task receives."""
         step = settings.table_rows
         parts = [numbers[first : first + step] for first in range(0, len(numbers), step)]
         return [self._table(part, settings, index * step) for index, part in enumerate(parts)]
@@ -147,7 +149,7 @@ class Plan:
         return project(batch, SinkColumns(**places), topic=topic, first_row=first)
 
     def options(self, missing_markers: str, servers: str) -> dict[str, str]:
-        """The options of the sink."""
+        """Return the options of the sink."""
         options = {
             "kafka.bootstrap.servers": servers,
             "delivery": "exactly_once" if self.streaming else "transactional",
@@ -165,7 +167,7 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """The plan of a seed."""
+    """Return the plan of a seed."""
     rng = random.Random(seed * 7919 + 20)
     streaming = rng.random() < 0.8
     names = rng.choice((("t",), ("a", "b"), ("b", "a"), ("a", "b", "c")))
@@ -197,7 +199,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def repartitioned(settings: Settings, rng: random.Random) -> Settings:
-    """Other partition counts, or another assignment of rows."""
+    """Return settings with another partition count, or another assignment of rows."""
     while True:
         other = replace(settings, tasks=rng.randrange(1, 4), split=rng.choice(SPLITS))
         if other != settings:
@@ -205,5 +207,5 @@ def repartitioned(settings: Settings, rng: random.Random) -> Settings:
 
 
 def other_session(settings: Settings, rng: random.Random) -> Settings:
-    """Session settings that do not change which rows a task has."""
+    """Return other session settings, which do not change the rows of a task."""
     return replace(settings, zone=rng.choice(ZONES), table_rows=rng.choice((1, 2, 10)))

@@ -1,5 +1,5 @@
-"""Python processes of Spark in one event loop: each has its own connections, kept clients and
-module variables, and can be killed at any moment, as by SIGKILL."""
+"""Python processes of Spark in one event loop. Each has its own connections, kept clients and
+module variables, and can be killed at any moment as by SIGKILL."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _current: Final = contextvars.ContextVar["Process"]("process")
 
 
 class Killed(Exception):
-    """The process was killed; what it did last has no result."""
+    """The process was killed, so its last action has no result."""
 
 
 class _Dialer:
-    """The network as one process uses it; a dead process has none."""
+    """The network of one process. A dead process has no network."""
 
     def __init__(self, cluster: FakeCluster, owner: Process, owners: dict[Link, Process]) -> None:
         self._network = cluster.network
@@ -52,7 +52,7 @@ class _Dialer:
         tls: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        if self.is_cut:  # its clean-up, which no broker sees, waits until its own limits
+        if self.is_cut:  # a broker does not notice this clean-up, so it waits for its own timeouts
             await asyncio.get_running_loop().create_future()
         found = await self._network.connect(
             protocol_factory, host, port, tls=tls, server_hostname=server_hostname
@@ -69,8 +69,8 @@ class _Dialer:
         return await self._network.resolve(host, port)
 
     def cut(self, *, lose: bool) -> None:
-        """No byte leaves or reaches the process any more. Bytes that its kernel has are lost, or
-        arrive before the end of the stream."""
+        """Cut the process off: no byte leaves or reaches it any more. Bytes in its kernel's buffers
+        are lost with `lose`. Otherwise they arrive before the end of the stream."""
         self.is_cut = True
         for link in self.links:
             if lose:
@@ -80,7 +80,7 @@ class _Dialer:
 
 
 class _Thread(LoopThread):
-    """The virtual loop in the place of a worker's loop thread."""
+    """The virtual event loop in place of a worker's loop thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -88,12 +88,12 @@ class _Thread(LoopThread):
 
 
 class Process:
-    """A process that runs tasks, or commits.
+    """A process that runs tasks or commits.
 
     Attributes:
         role: "worker" or "committer".
         driver: the driver that started it.
-        owners: the process of each connection.
+        owners: maps each connection to its process.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Process:
         return task
 
     def kill(self, *, lose: bool = False) -> None:
-        """SIGKILL: the brokers see its connections end, and nothing else of it."""
+        """Kill the process as by SIGKILL. The brokers only see that its connections end."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -141,7 +141,7 @@ class Process:
         self._end = self.thread.loop.create_task(self._vanish(), name=f"end of {self.name}")
 
     async def _vanish(self) -> None:
-        """Let the coroutines of the dead process end; the brokers do not notice it."""
+        """End the coroutines of the dead process without any effect on the brokers."""
         running = list(self.running)
         for task in running:
             task.cancel()
@@ -149,17 +149,17 @@ class Process:
         await self.thread.drop(lambda key: True)
 
     async def ended(self) -> None:
-        """Wait until nothing of it is left in this loop."""
+        """Wait until all coroutines of the killed process have ended."""
         assert self._end is not None, "kill it first"
         await self._end
 
 
 async def outcome(process: Process, task: asyncio.Task[Any], limit_s: float) -> Any:
-    """The result of a coroutine of a process.
+    """Return the result of a coroutine of a process.
 
     Raises:
         Killed: the process was killed.
-        Hang: it has not ended after `limit_s` seconds.
+        Hang: the coroutine has not ended after `limit_s` seconds.
     """
     await asyncio.wait({task}, timeout=limit_s)
     if process.is_dead or task.cancelled():
@@ -170,11 +170,11 @@ async def outcome(process: Process, task: asyncio.Task[Any], limit_s: float) -> 
 
 
 class Hang(AssertionError):
-    """Something does not end."""
+    """A coroutine does not end."""
 
 
 class _Swept:
-    """`driver_commit._swept` of the current process."""
+    """A proxy for `driver_commit._swept` of the current process."""
 
     def get(self, key: str, default: float) -> float:
         return _current.get().swept.get(key, default)
@@ -184,7 +184,7 @@ class _Swept:
 
 
 class _Warned:
-    """`driver_commit._warned` of the current process."""
+    """A proxy for `driver_commit._warned` of the current process."""
 
     def __contains__(self, key: object) -> bool:
         return key in _current.get().warned
@@ -194,10 +194,10 @@ class _Warned:
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Let the modules of the sink use the network and the variables of the current process."""
+    """Make the modules of the sink use the network and the variables of the current process."""
 
     def made(factory: Any, config: Any) -> Any:
-        # Set a client id: the number in the default one would depend on the seeds that ran before.
+        # Set a client id, because the number in the default id would depend on earlier seeds.
         config = dataclasses.replace(config, client_id=config.client_id or "model")
         return factory(config, environment=_current.get().environment)
 

@@ -1,4 +1,4 @@
-"""One seed: the query, its operator, and the end, at which everything is judged."""
+"""One seed: the query, its operator, and the final judgement."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.spark.model.spark import Checkpoint, Driver, QueryFailed
 from tests.spark.model.world import World
 
 MOST_RUNS: Final = 12
-"""Runs of the query until the faults end, however far it got."""
+"""Maximum number of runs of the query until the faults end, regardless of its progress."""
 KILLED, STOPPED = "killed", "stopped"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a seed came to.
+    """The results of a seed.
 
     Attributes:
-        trace: checksum over every byte delivered, and when.
+        trace: checksum over every delivered byte and its time.
         drawn: how often each fault and action happened.
-        refusals: why batches failed, and how often.
+        refusals: how often batches failed, by reason.
     """
 
     seed: int
@@ -62,7 +62,7 @@ def run_seed(seed: int) -> Report:
     """Run one seed in virtual time.
 
     Raises:
-        Violation, Hang: a promise was broken; a note names the seed.
+        Violation, Hang: a promise was broken; a note of the error names the seed.
     """
     plan = plan_of(seed)
     logger, parent = logging.getLogger("aiokprod.spark"), logging.getLogger("aiokprod")
@@ -111,7 +111,7 @@ async def _main(plan: Plan, logger: logging.Logger) -> Report:
 
 
 class Operator:
-    """Starts the query, and does to it what operators do between a crash and a restart."""
+    """Starts the query, and acts on it as operators do between a crash and a restart."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -120,7 +120,7 @@ class Operator:
         self.settings = self.plan.settings
         self.missing_markers = self.plan.missing_markers
         self.checkpoint = Checkpoint()
-        self.others: list[Checkpoint] = []  # that were copied, or put aside for an older one
+        self.others: list[Checkpoint] = []  # copied, or replaced by an older checkpoint
         self.abandoned: list[Checkpoint] = []
         self.backups = [Checkpoint()]
         self.batches = 0
@@ -129,7 +129,7 @@ class Operator:
     # -- a stream -------------------------------------------------------------------------------
 
     async def stream(self) -> int:
-        """A whole seed of a stream; the number of rows that were judged."""
+        """Run a complete seed of a stream, and return the number of judged rows."""
         for _ in range(MOST_RUNS):
             if len(self.checkpoint.commits) >= self.plan.goal:
                 break
@@ -150,7 +150,7 @@ class Operator:
         )
 
     async def _run(self, driver: Driver, batches: int) -> str | QueryFailed:
-        """A run of the query to its end; why it ended."""
+        """Run the query until it ends, and return why it ended."""
         task = asyncio.ensure_future(driver.run(batches))
         self.world.runs[driver] = task
         await asyncio.wait({task})
@@ -189,7 +189,8 @@ class Operator:
             self.backups.append(self.checkpoint.copy())
 
     def _choose(self, other: Checkpoint) -> None:
-        """Of two checkpoints with one query, the operator keeps the one that got further."""
+        """Of two checkpoints of the same query, keep the one with more commits, as an operator
+        does."""
         if len(other.commits) > len(self.checkpoint.commits):
             self._put_back(other)
 
@@ -203,7 +204,7 @@ class Operator:
         return self.world.judge.refusal(ending.batch, ending.cause, split)
 
     def _on_failure(self, driver: Driver, ending: QueryFailed) -> None:
-        """Sometimes react to the failure as an operator would."""
+        """React to the failure in some cases, as an operator would."""
         why = self._refused(driver, ending)
         if driver.checkpoint is not self.checkpoint or self.rng.random() < 0.3:
             return
@@ -217,7 +218,7 @@ class Operator:
                 self.settings = self.rng.choice(self._used(ending.batch))
 
     def _used(self, batch: int) -> list[Settings]:
-        """The settings that this batch was tried with, newest first."""
+        """Return the settings with which this batch was tried, newest first."""
         return list(dict.fromkeys(reversed(self._tried.get(batch, [self.settings]))))
 
     @property
@@ -245,7 +246,7 @@ class Operator:
             await self._stand_still()
 
     def _roll_back(self) -> None:
-        """Put back an older copy of the checkpoint, or lose its last entries."""
+        """Put back an older copy of the checkpoint, or drop its last entries."""
         older = self.rng.choice(self.backups).copy()
         if self.rng.random() < 0.3 and self.checkpoint.commits:
             older = self.checkpoint.copy()
@@ -259,7 +260,8 @@ class Operator:
         self.checkpoint = older
 
     async def _delete(self, topics: list[str]) -> None:
-        """Delete topics while the query stands; they are created again, or the brokers do that."""
+        """Delete topics while the query is stopped. They are created again here, or later by the
+        brokers."""
         await self.world.end_processes()
         await self.world.start_brokers()
         planned = max(one.planned for one in (self.checkpoint, *self.others))
@@ -274,13 +276,13 @@ class Operator:
                 self.world.cluster.delete_topic(topic)
         if not any(self.world.cluster.transactions.committed_offsets.values()):
             # From now on only one checkpoint and its copies are used, because Kafka has no marker
-            # that could refuse a checkpoint of another history.
+            # with which the sink could reject a checkpoint of another history.
             self.abandoned += self.others
             self.others.clear()
             self.backups = [self.checkpoint.copy()]
 
     async def _stand_still(self) -> None:
-        """The query is stopped for longer than the brokers keep offsets."""
+        """Stop the query for longer than the brokers keep offsets."""
         await self.world.end_processes()
         await asyncio.sleep(self._standstill_s())
         if self.world.cluster.transactions.expire_offsets(RETENTION_S):
@@ -290,7 +292,7 @@ class Operator:
             )
 
     def _standstill_s(self) -> float:
-        """Until all offsets have expired, or only those up to a certain one."""
+        """Return the seconds until all offsets have expired, or only those up to a certain one."""
         stored = self.world.cluster.transactions.committed_offsets.values()
         written = [offset.committed_at for offsets in stored for offset in offsets.values()]
         if not written or self.rng.random() < 0.6:
@@ -299,7 +301,7 @@ class Operator:
         return max(0.0, self.rng.choice(written) + RETENTION_S + 1e-6 - now)
 
     def _partly_committed(self) -> bool:
-        """A batch that will be run again has tasks that are committed."""
+        """Return True if a batch that will run again has committed tasks."""
         number = self.checkpoint.next_batch
         stored = self.world.cluster.transactions.committed_offsets
         return number in self.checkpoint.offsets and any(
@@ -310,7 +312,7 @@ class Operator:
         )
 
     def _forgive(self, checkpoint: Checkpoint) -> None:
-        """Rows whose markers expired, and that this run may write again."""
+        """Mark the rows that this run may write again, because their markers have expired."""
         rows = checkpoint.offsets.get(checkpoint.next_batch)
         first = checkpoint.planned if rows is None else rows.start
         again = range(first, self.world.judge.unprotected)
@@ -318,10 +320,10 @@ class Operator:
         if again and checkpoint.next_batch == 0:
             self.world.judge.began_again = True
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- the end of a seed ----------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """With the settings and the checkpoint that the refusals ask for, the query continues."""
+        """Continue the query with the settings and the checkpoint that the rejections require."""
         failures: list[str] = []
         further = sorted(self.others, key=lambda one: -len(one.commits))
         for checkpoint in (self.checkpoint, *further):
@@ -347,8 +349,8 @@ class Operator:
         return list(dict.fromkeys([self.settings, *self._used(checkpoint.next_batch)]))
 
     async def _check_orphans(self) -> None:
-        """Check that a batch has ended the transactions that tasks left open, and that the others
-        end by their timeout."""
+        """Check that a batch has ended the transactions that tasks left open, and that all others
+        end at their timeout."""
         left = [name for name in sorted(self.world.open_ids()) if name.startswith("p.q.")]
         if left and self.world.describes:
             raise Violation(f"transactions {left} are open after a batch was committed")
@@ -359,7 +361,7 @@ class Operator:
     # -- batch jobs -----------------------------------------------------------------------------
 
     async def jobs(self) -> int:
-        """A whole seed of batch jobs; the number of rows that were judged."""
+        """Run a complete seed of batch jobs, and return the number of judged rows."""
         first = 0
         succeeded: list[range] = []
         for number in range(self.plan.goal):
@@ -385,7 +387,7 @@ class Operator:
         return self.world.judge.check_jobs(succeeded)
 
     async def _job(self, driver: Driver, rows: range, number: int) -> bool:
-        """Run a batch job; True if it succeeded."""
+        """Run a batch job, and return True if it succeeded."""
         task: asyncio.Task[Any] = asyncio.ensure_future(
             driver.batch(None, rows, job=f"{zlib.crc32(str(number).encode()):012x}")
         )

@@ -2,14 +2,15 @@
 
 The rules are those of Spark's Python data sources:
 
-- A micro-batch is planned (`offsets/N`), its tasks run, the driver calls `commit`, then the batch
-  is noted (`commits/N`). If anything fails before that, the same batch is run again after a
-  restart.
-- A task that fails is tried again in another process. Its iterator can end early without an error.
-- Attempts can run twice, and longer than their driver; only one message per task counts.
-- After a failed job or commit `abort` is called, with the messages that there are. After the death
-  of the driver nothing is called.
-- `commit` runs in a process that is reused until it raises, and not always in the same one.
+- A micro-batch is planned (`offsets/N`), its tasks run, the driver calls `commit`, and then the
+  batch is logged (`commits/N`). If a step before the log entry fails, the same batch runs again
+  after a restart.
+- A failed task is retried in another process. Its iterator can end early without an error.
+- Two attempts can run at the same time, and an attempt can outlive its driver. Only one message per
+  task counts.
+- After a failed job or commit, `abort` is called with the existing messages. After the death of the
+  driver nothing is called.
+- `commit` runs in a process that is reused until it raises, but not always in the same process.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ if TYPE_CHECKING:
     from tests.spark.model.world import World
 
 TASK_LIMIT_S: Final = 300.0
-"""Longest that an attempt may take besides what its iterator waits: start, marker, delivery, close
-have limits of 20, 60, 20 and 10 s, some of them twice."""
+"""Time limit of an attempt in addition to the waits of its iterator. The limits of start, marker,
+delivery and close are 20, 60, 20 and 10 s, and some of them apply twice."""
 COMMIT_LIMIT_S: Final = 240.0
-"""A commit has 120 s, and a decision in it at most its own limits."""
+"""Time limit of a commit: a commit has 120 s, and a decision within it adds at most its own
+limits."""
 MOST_LAUNCHES: Final = 8
 
 
 class ConcurrentUpdate(Exception):
-    """Another driver wrote this entry of the checkpoint."""
+    """Another driver has written this entry of the checkpoint."""
 
 
 class JobFailed(Exception):
-    """A task failed for good, or the job was cancelled."""
+    """A task failed in all attempts, or the job was cancelled."""
 
 
 class QueryFailed(Exception):
-    """The query ended; `cause` is what ended it."""
+    """The query ended because of `cause`."""
 
     def __init__(self, batch: int, cause: BaseException) -> None:
         super().__init__(f"batch {batch}: {type(cause).__name__}: {cause}")
@@ -58,34 +60,35 @@ class QueryFailed(Exception):
 
 @dataclass
 class Checkpoint:
-    """What a query has noted: planned batches, and those that were committed."""
+    """The log of a query: planned batches, and committed batches."""
 
     offsets: dict[int, range] = field(default_factory=dict)
     commits: set[int] = field(default_factory=set)
 
     def copy(self) -> Checkpoint:
-        """What an operator may put aside, or put back."""
+        """Return a copy, which an operator may keep and restore."""
         return Checkpoint(dict(self.offsets), set(self.commits))
 
     @property
     def next_batch(self) -> int:
-        """The batch to run after a start: the last one again, unless it was noted as committed."""
+        """The batch to run after a start. It is the last planned batch, unless that one was logged
+        as committed."""
         last = max(self.offsets, default=-1)
         return last if last >= 0 and last not in self.commits else last + 1
 
     @property
     def planned(self) -> int:
-        """Rows of the source that belong to some batch."""
+        """Number of rows of the source that belong to a planned batch."""
         return max((rows.stop for rows in self.offsets.values()), default=0)
 
     @property
     def committed(self) -> int:
-        """Rows of the source that belong to a batch that was noted as committed."""
+        """Number of rows of the source that belong to a committed batch."""
         return max((self.offsets[one].stop for one in self.commits), default=0)
 
 
 class Feed:
-    """What the iterator of a task gives: its tables, after a wait; it can be cut."""
+    """The iterator of a task. It returns the task's tables after a pause, and it can end early."""
 
     def __init__(self, tables: list[Any], pause_s: float) -> None:
         self._tables = tables
@@ -94,17 +97,17 @@ class Feed:
 
     @property
     def lasts_s(self) -> float:
-        """How long it takes to read all of it."""
+        """Seconds that it takes to read all tables."""
         return self._pause_s * (len(self._tables) + 1)
 
     async def get(self) -> Any:
-        """The next table, None at the end."""
+        """Return the next table, or None at the end."""
         if self._pause_s and not self.is_cut:
             await asyncio.sleep(self._pause_s)
         return None if self.is_cut or not self._tables else self._tables.pop(0)
 
     def close(self) -> None:
-        """The attempt takes no more."""
+        """End the iterator early."""
         self.is_cut = True
 
 
@@ -118,7 +121,7 @@ class Attempt:
         self.task = process.start(work)
 
     async def message(self) -> Prepared:
-        """The message of the attempt to the driver."""
+        """Return the message of the attempt to the driver."""
         found: Prepared = await outcome(self.process, self.task, self.limit_s)
         return found
 
@@ -167,13 +170,13 @@ class Driver:
         return process
 
     def _worker(self) -> Process:
-        """An idle worker, or a new one."""
+        """Return an idle worker, or a new one."""
         if self._workers and self.rng.random() < 0.9:
             return self._workers.pop()
         return self._process("worker")
 
     def _committer(self) -> Process:
-        """The process that committed last; sometimes one that committed earlier, or a new one."""
+        """Return the process of the last commit, or sometimes an earlier one or a new one."""
         self._committers = [one for one in self._committers if not one.is_dead]
         change = self.world.strikes("commit_process")
         if self._committers and not change:
@@ -185,8 +188,8 @@ class Driver:
         return self._committers[-1]
 
     def die(self) -> None:
-        """The driver process ends, by SIGKILL or because the query ended; its executors soon
-        notice that."""
+        """End the driver process, after SIGKILL or because the query ended. Its executors end soon
+        afterwards."""
         self.is_dead = True
         running = {attempt.process: attempt for attempt in self.attempts if attempt.is_running}
         for process in self._processes:
@@ -198,10 +201,10 @@ class Driver:
     # -- a query --------------------------------------------------------------------------------
 
     async def run(self, batches: int) -> None:
-        """Run until this many more batches are noted, or the query is stopped.
+        """Run until this many more batches are logged, or until the query is stopped.
 
         Raises:
-            QueryFailed: a batch failed; Spark ends the query.
+            QueryFailed: a batch failed, which ends the query.
         """
         wanted = len(self.checkpoint.commits) + batches
         while not self.stopping.is_set() and len(self.checkpoint.commits) < wanted:
@@ -229,7 +232,7 @@ class Driver:
     async def batch(
         self, number: int | None, rows: range, job: str | None = None
     ) -> list[Prepared]:
-        """Run the tasks of a batch, or of a batch job, and commit them; the messages."""
+        """Run the tasks of a batch, or of a batch job, commit them, and return their messages."""
         split = self.plan.tasks(rows, self.settings)
         self.world.history.note_attempt(number, split, self.settings)
         messages: list[Prepared | None] = [None] * len(split)
@@ -286,13 +289,13 @@ class Driver:
     async def _task(
         self, number: int | None, index: int, rows: tuple[int, ...], job: str | None
     ) -> Prepared:
-        """Attempts at a task until one succeeds."""
+        """Start attempts at a task until one succeeds."""
         failures = 0
         for launch in range(MOST_LAUNCHES):
             attempt = self._launch(number, index, rows, launch, job)
             if self.world.strikes("lost_executor"):
                 await asyncio.wait({attempt.task}, timeout=self.rng.choice((0.001, 0.01, 0.1)))
-                if attempt.is_running:  # Spark believes that it is gone
+                if attempt.is_running:  # Spark assumes that the attempt is lost
                     self.world.zombie(attempt)
                     continue
             rivals = [attempt]
@@ -312,7 +315,8 @@ class Driver:
         raise JobFailed(f"task {index}: its executors are lost again and again")
 
     async def _first_of(self, rivals: list[Attempt]) -> Prepared:
-        """The message of the first attempt that succeeds; the other one continues, or is killed."""
+        """Return the message of the first attempt that succeeds. The other attempt continues or is
+        killed."""
         if len(rivals) > 1:
             await asyncio.wait({one.task for one in rivals}, return_when="FIRST_COMPLETED")
             rivals.sort(key=lambda one: not one.task.done())
@@ -337,7 +341,7 @@ class Driver:
         process = self._worker()
         task = Task(index, launch, "host", number, self.query_id, "run", speculation=False)
         numbers = rows
-        if self.rng.random() < 0.3:  # a shuffle gives the same rows in another order
+        if self.rng.random() < 0.3:  # a shuffle returns the same rows in another order
             numbers = tuple(self.rng.sample(rows, len(rows)))
         tables = self.plan.tables(numbers, self.settings)
         pause = self.rng.choice((0.0, 0.0, 0.002, 0.02))
@@ -352,13 +356,14 @@ class Driver:
         attempt.task.add_done_callback(self.world.judge.on_attempt)
         self.attempts = [one for one in self.attempts if one.is_running]
         self.attempts.append(attempt)
-        if self.world.strikes("task_error", 0.3):  # the query's own code raises
+        if self.world.strikes("task_error", 0.3):  # an exception in the query's own code
             delay = self.rng.choice((0.0, 0.003, 0.01, 0.03))
             asyncio.get_running_loop().call_later(delay, attempt.task.cancel)
         return attempt
 
     def _cancel_attempts(self) -> None:
-        """The job failed: iterators end early, tasks are cancelled or killed, or run to the end."""
+        """Abandon all attempts after the job failed. Iterators end early, tasks are cancelled or
+        killed, or they run to the end."""
         for attempt in self.attempts:
             if attempt.is_running:
                 self.world.zombie(attempt)
@@ -366,7 +371,7 @@ class Driver:
     # -- commit and abort -----------------------------------------------------------------------
 
     async def _commit(self, number: int | None, messages: list[Prepared]) -> None:
-        """Like `AiokprodWriter.commit`, in a process of the driver."""
+        """Commit like `AiokprodWriter.commit`, in a process of the driver."""
         if self.world.strikes("time_out", 0.3):  # a slow driver
             await asyncio.sleep(self.plan.timeout_s * self.rng.uniform(0.3, 1.2))
         process = self._committer()
@@ -388,7 +393,7 @@ class Driver:
         check.succeeded()
 
     async def _abort(self, messages: list[Prepared | None]) -> None:
-        """Like `AiokprodWriter.abort`, which never raises."""
+        """Abort like `AiokprodWriter.abort`, which never raises."""
         prepared = [one for one in messages if one is not None and not one.skipped]
         if not prepared:
             return

@@ -1,5 +1,8 @@
-"""The protocol of the Spark sink in virtual time: the first seeds, and proof that the judge finds
-what it should. `AIOKPROD_SPARK_SEEDS=0-2000` chooses other seeds."""
+"""The protocol of the Spark sink in virtual time: the first seeds, and tests that the judge finds
+known mistakes.
+
+`AIOKPROD_SPARK_SEEDS=0-2000` selects other seeds.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def test_replayed_rows_are_split_as_before() -> None:
 
 
 FOUND = {"R1": 30, "R2": 38, "R2b": 1178, "R4": 6}
-"""A seed that finds each defect; `python -m tests.spark.model --detect` searches from 0 on."""
+"""A seed that finds each defect. `python -m tests.spark.model --detect` searches from seed 0 on."""
 
 
 @pytest.mark.parametrize("name", list(DEFECTS))
@@ -77,7 +80,7 @@ def test_defect_that_is_put_back_is_found(name: str) -> None:
 
 
 def no_marker(patch: pytest.MonkeyPatch) -> None:
-    """A replay does not know which tasks were committed."""
+    """Remove the markers, so that a replay cannot detect which tasks were committed."""
 
     async def unmarked(*arguments: Any) -> tuple[str, ...]:
         return ()
@@ -86,7 +89,7 @@ def no_marker(patch: pytest.MonkeyPatch) -> None:
 
 
 def markers_not_read(patch: pytest.MonkeyPatch) -> None:
-    """A replay writes all rows again."""
+    """Ignore the markers, so that a replay writes all rows again."""
 
     async def unread(*arguments: Any) -> Marker | None:
         return None
@@ -95,7 +98,7 @@ def markers_not_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def half_committed(patch: pytest.MonkeyPatch) -> None:
-    """The last task of a batch is forgotten."""
+    """Leave out the last task of a batch in the commit."""
     all_open = driver_commit._open
 
     def most(tasks: Any) -> list[Prepared]:
@@ -106,7 +109,7 @@ def half_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 def abort_commits(patch: pytest.MonkeyPatch) -> None:
-    """The driver commits where it should abort."""
+    """Make the driver commit where it should abort."""
     end_all = TransactionEnder._end_all
 
     async def commit(ender: Any, client: Any, tasks: Any, deadline: float, *, commit: bool) -> None:
@@ -123,7 +126,7 @@ def test_mistake_in_the_protocol_is_found(
     assert any(verdict_on(seed) is not None for seed in range(10))
 
 
-# -- the command ----------------------------------------------------------------------------------
+# -- the command line -----------------------------------------------------------------------------
 
 
 def test_command_ends_with_1_if_a_seed_breaks_a_promise(

@@ -1,4 +1,4 @@
-"""The world of a seed: brokers, processes, and what happens to them while the query runs."""
+"""The world of a seed: brokers, processes, and the faults that occur while the query runs."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _COORDINATOR_CODES: Final = (
     Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE
 )  # fmt: skip
 _DRIVERS: Final = (None, (26,), (26,), (22, 25, 28), (65, 66, 9))
-"""APIs of a driver before one of whose requests something happens."""
+"""API groups of a driver. An event happens before one of their requests."""
 _PRODUCE_CODES: Final = (Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_ENOUGH_REPLICAS)
 
 
 @dataclass
 class Trigger:
-    """Something that happens at the n-th request of a driver's processes of one role.
+    """An event at the n-th request of the processes of one role of a driver.
 
     Attributes:
         apis: only requests of these APIs count; None counts all.
-        left: requests until then, that one included.
-        carried_out: the broker carries that request out; it is never answered.
+        left: remaining requests, including the one that triggers the event.
+        carried_out: True if the broker carries that request out; the request never gets a response.
     """
 
     driver: Driver
@@ -54,11 +54,11 @@ class Trigger:
 
 
 class World:
-    """Brokers, processes, faults.
+    """Brokers, processes and faults.
 
     Attributes:
         drawn: how often each fault and action has happened.
-        is_calm: no faults any more.
+        is_calm: True if no more faults occur.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -81,7 +81,7 @@ class World:
         self.cluster.control(None, self._react)
 
     def strikes(self, name: str, factor: float = 1.0) -> bool:
-        """Whether this fault or action happens now."""
+        """Decide at random whether this fault or action happens now."""
         if self.is_calm or name not in self.plan.menu:
             return False
         if self.rng.random() >= self.plan.rate * factor:
@@ -92,7 +92,7 @@ class World:
     # -- processes ------------------------------------------------------------------------------
 
     def process(self, name: str, role: str, driver: Driver) -> Process:
-        """A new process."""
+        """Create a new process."""
         found = Process(
             self.cluster, self._owners, name=name, role=role, driver=driver,
             seed=self.plan.seed * 1000 + len(self._processes),
@@ -101,15 +101,16 @@ class World:
         return found
 
     def zombie(self, attempt: Attempt) -> None:
-        """Draw what happens to an attempt whose driver no longer waits for it: it runs to its end,
-        its iterator ends early, it notices that and is cancelled, or its process is killed."""
+        """Choose at random what happens to an attempt whose driver no longer waits for it. It runs
+        to its end, its iterator ends early, it is cancelled, or its process is killed."""
         what: Callable[[], object] = self.rng.choice(
             (lambda: None, attempt.feed.close, attempt.task.cancel, attempt.process.kill)
         )
         self._later(self.rng.choice((0.0, 0.003, 0.02, 0.5)), what)
 
     async def end_processes(self) -> None:
-        """Kill all that is left, zombies too, and wait until nothing of it is in the loop."""
+        """Kill all remaining processes, including zombies, and wait until their coroutines have
+        ended."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -123,14 +124,14 @@ class World:
         self.runs.clear()
 
     def kill_driver(self, driver: Driver) -> None:
-        """SIGKILL of a driver; its executors end a little later."""
+        """Kill a driver as by SIGKILL. Its executors end a little later."""
         if driver.is_dead:
             return
         driver.die()
         self.runs[driver].cancel()
 
     def _later(self, seconds: float, what: Callable[[], object]) -> None:
-        """Do something to a process, unless all processes end before."""
+        """Schedule an action on a process, which is cancelled if all processes end before."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, what))
 
     def _start_later(self, seconds: float, number: int) -> None:
@@ -140,7 +141,7 @@ class World:
     # -- faults ---------------------------------------------------------------------------------
 
     def arm(self, driver: Driver) -> None:
-        """Draw what will happen during one run of the query."""
+        """Choose the events of one run of the query at random."""
         rng = self.rng
         for name, role, act in (
             ("kill_driver", "committer", lambda process: self.kill_driver(driver)),
@@ -171,7 +172,7 @@ class World:
             self._later(rng.uniform(0.0, 0.3), self._outage)
 
     def commit_started(self, process: Process) -> None:
-        """A commit begins in this process."""
+        """Perhaps schedule a kill of the process that begins a commit."""
         if self.strikes("kill_committer", 0.3):
             self._later(self.rng.uniform(0.0, 0.05), process.kill)
 
@@ -197,16 +198,16 @@ class World:
             self.cluster.start(number)
 
     async def heal(self) -> None:
-        """All brokers are up, and nothing goes wrong any more."""
+        """Start all brokers and stop all faults."""
         self.is_calm = True
         self._triggers.clear()
         await self.start_brokers()
 
     async def start_brokers(self) -> None:
-        """All brokers are up."""
+        """Start all brokers that are down."""
         for number in self.cluster.brokers:
             self._start(number)
-        await asyncio.sleep(1.0)  # elections
+        await asyncio.sleep(1.0)  # time for leader elections
 
     def _react(self, request: Request) -> Reaction | None:
         process = self._owners.get(request.connection.link) if request.connection.link else None
@@ -219,7 +220,7 @@ class World:
             trigger.left -= 1
             if trigger.left == 0:
                 self._triggers.remove(trigger)
-                # After the broker has carried the request out.
+                # The action runs after the broker has carried out the request.
                 asyncio.get_running_loop().call_soon(trigger.act, process)
                 return Reaction(process=trigger.carried_out, silent=True, close=True)
         return self._fault(request)
@@ -242,14 +243,14 @@ class World:
             return Reaction(process=False, error=int(rng.choice(_PRODUCE_CODES)))
         return None
 
-    # -- what the brokers know ------------------------------------------------------------------
+    # -- state of the brokers -------------------------------------------------------------------
 
     def open_ids(self) -> set[str]:
-        """Transactional ids with an open transaction."""
+        """Return the transactional ids with an open transaction."""
         ids = self.cluster.transactions.ids
         return {name for name, entry in ids.items() if entry.phase is Phase.ONGOING}
 
     @property
     def describes(self) -> bool:
-        """The brokers have DescribeTransactions and ListTransactions."""
+        """True if the brokers support DescribeTransactions and ListTransactions."""
         return all(65 in broker.profile.ranges for broker in self.cluster.brokers.values())

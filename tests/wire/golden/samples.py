@@ -1,4 +1,4 @@
-"""Writes the samples that `RoundTrip.java` turns into `golden.txt`."""
+"""Write the samples that `RoundTrip.java` converts to `golden.txt`."""
 
 from __future__ import annotations
 

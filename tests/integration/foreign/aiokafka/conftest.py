@@ -1,8 +1,8 @@
-"""Runs aiokafka's own tests (release 0.14.0, unchanged) with `aiokprod.compat.aiokafka`.
+"""Run aiokafka's own tests (release 0.14.0, unchanged) with `aiokprod.compat.aiokafka`.
 
-Replaces the fixtures that start Kafka in Docker by a node of `KafkaCluster`.
-`tests/integration/test_foreign_suites.py` runs this folder in a separate process, because
-`install` changes aiokafka for the whole process.
+A node of `KafkaCluster` replaces the fixtures that start Kafka in Docker.
+`tests/integration/test_foreign_suites.py` runs this folder in a separate process, because `install`
+changes aiokafka for the whole process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.security.certs import Authority
 
 aiokprod.compat.aiokafka.install()  # before the test modules import the name
 
-PASSWORD = "abcdefgh"  # of aiokafka's test certificates
+PASSWORD = "abcdefgh"  # for aiokafka's test certificates
 CA = Authority("compat CA", number=91)
 
 
