@@ -30,7 +30,7 @@ _CONCURRENT: Final = frozenset({22, 24, 25, 26, 28})
 _COORDINATOR_CODES: Final = (
     Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE
 )  # fmt: skip
-_DRIVERS: Final = (None, (26,), (26,), (22, 25, 28), (65, 66, 9))
+_DRIVERS: Final = (None, (26,), (22, 25, 28), (65, 66, 9))
 """API groups of a driver. An event happens before one of their requests."""
 _PRODUCE_CODES: Final = (Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_ENOUGH_REPLICAS)
 
@@ -154,7 +154,7 @@ class World:
             if not self.strikes(name, 0.7):
                 continue
             apis = (
-                rng.choice((None, (26,), (22, 25, 28), (65, 66, 9)))
+                rng.choice(_DRIVERS)
                 if role == "committer"
                 else None
             )
