@@ -79,7 +79,7 @@ def _produce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )  # fmt: skip
     run.add_argument(
         "--drain", type=float, default=20.0, metavar="SECONDS",
-        help="after SIGINT or SIGTERM: wait so long for records that are on their way (20)",
+        help="after SIGINT or SIGTERM: time to wait for records in flight (20)",
     )  # fmt: skip
     run.add_argument(
         "--report", choices=("text", "json"), default="text", help="on standard output at the end"

@@ -136,7 +136,7 @@ def ask(pins: dict[str, str], service: str) -> Result:
                 [sys.executable, "-m", *command], capture_output=True, text=True, timeout=300
             )
         except subprocess.TimeoutExpired:
-            return Result(missing=dict.fromkeys(pins, f"{service}: no answer within 300 s"))
+            return Result(missing=dict.fromkeys(pins, f"{service}: no response within 300 s"))
     return read(pins, service, answer.stdout, answer.stderr)
 
 
@@ -194,7 +194,7 @@ def judge(result: Result, *, strict: bool, today: datetime.date, since: datetime
     for name, why in sorted(result.missing.items()):
         print(f"audit: NOT DONE for {name}: {why}")
     total = len(result.asked) + len(result.missing)
-    print(f"audit: {len(result.asked)} of {total} looked up, {len(result.bad)} bad")
+    print(f"audit: {len(result.asked)} of {total} looked up, {len(result.bad)} vulnerable")
     if result.bad:
         return 1
     if not result.missing and result.asked:

@@ -63,10 +63,10 @@ def check_sdist(sdist: Path, files: set[str]) -> tuple[dict[str, bytes], list[st
             name = member.name.partition("/")[2]
             if not member.isfile():
                 if not member.isdir():
-                    wrong.append(f"sdist: {name} is no plain file")
+                    wrong.append(f"sdist: {name} is not a regular file")
                 continue
             if member.name.startswith(("/", "..")) or "/../" in member.name:
-                wrong.append(f"sdist: {member.name} leads elsewhere")
+                wrong.append(f"sdist: {member.name} points outside the archive")
             opened = archive.extractfile(member)
             assert opened is not None
             content[name] = opened.read()
@@ -95,7 +95,7 @@ def check_wheel(wheel: Path, source: dict[str, bytes]) -> list[str]:
             continue
         if name in extensions:
             if str(Path.cwd()).encode() in data:
-                wrong.append(f"wheel: {name} tells where it was built")
+                wrong.append(f"wheel: {name} contains the build path")
         elif name not in source:
             wrong.append(f"wheel: {name} is not in the sdist")
         elif data != source[name]:

@@ -227,7 +227,10 @@ class Code(enum.IntEnum):
     STALE_CONTROLLER_EPOCH = ErrorCode(11, "the controller moved to another broker")
     OFFSET_METADATA_TOO_LARGE = ErrorCode(12, "the metadata of the offset commit is too large")
     NETWORK_EXCEPTION = ErrorCode(
-        13, "the connection broke before the answer arrived", retriable=True, refresh_metadata=True
+        13,
+        "the connection broke before the response arrived",
+        retriable=True,
+        refresh_metadata=True,
     )
     COORDINATOR_LOAD_IN_PROGRESS = ErrorCode(
         14, "the coordinator is still loading its state", retriable=True
@@ -391,8 +394,8 @@ class Code(enum.IntEnum):
         "the broker got a batch out of sequence",
         # ProducerAppendInfo.checkSequence, part of analyzeAndValidateProducerState
         outcome=Outcome.REJECTED,
-        hint="the sequence numbers before it are missing in the log: those of earlier records of "
-        "this partition that timed out or failed, unless a broker has lost data",
+        hint="earlier sequence numbers of this partition are missing in the log, because records "
+        "timed out or failed, or a broker has lost data",
     )
     DUPLICATE_SEQUENCE_NUMBER = ErrorCode(46, "the broker has this batch already")
     INVALID_PRODUCER_EPOCH = ErrorCode(

@@ -148,7 +148,7 @@ class DrainReport:
         late = sum(batch.records for batch in self.undelivered)
         text = f"{self.delivered} records delivered and {self.failed} failed"
         if late:
-            text += f", {late} of them because the time was over,"
+            text += f", {late} of them because the timeout expired,"
         text += f" in {self.elapsed_s:.3f} s"
         return "; ".join([text, *map(str, self.by_topic)])
 

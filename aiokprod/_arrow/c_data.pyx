@@ -146,7 +146,7 @@ cdef Field field_of(ArrowSchema* schema, int depth):
     if depth > MAX_DEPTH:
         raise ArrowImportError(f"the schema is nested deeper than {MAX_DEPTH}")
     if schema is NULL or schema.release is NULL or schema.format is NULL:
-        raise ArrowImportError("the schema is missing or was released before")
+        raise ArrowImportError("the schema is missing or already released")
     if not 0 <= schema.n_children <= MAX_CHILDREN or \
             (schema.n_children and schema.children is NULL):
         raise ArrowImportError(f"the schema has {schema.n_children} children")
@@ -224,10 +224,10 @@ cdef int expect(ArrowArray* array, Field field, int64_t buffers, int64_t length)
     """Raise if an array does not have the shape of its type or is shorter than `length`."""
     cdef int64_t children = len(field.children)
     if array is NULL or array.release is NULL:
-        raise ArrowImportError(f"column {field.name!r} is missing or was released before")
+        raise ArrowImportError(f"column {field.name!r} is missing or already released")
     if array.length < length or array.offset < 0:
         raise ArrowImportError(
-            f"column {field.name!r} has {array.length} rows from {array.offset}, not {length}"
+            f"column {field.name!r} has {array.length} rows at offset {array.offset}, not {length}"
         )
     if array.n_children != children or (children and array.children is NULL):
         raise ArrowImportError(
@@ -243,8 +243,8 @@ cdef int check_extent(ArrowArray* array, Field field, int64_t width) except -1:
     """Raise if the position of the last of the cells, of `width` bytes each, exceeds 64 bits."""
     if array.length > MAX_BYTES or array.offset > MAX_BYTES // max(1, width) - array.length:
         raise ArrowImportError(
-            f"column {field.name!r} has {array.length} rows from {array.offset}: no memory can "
-            "hold them"
+            f"column {field.name!r} has {array.length} rows at offset {array.offset}: no memory "
+            "can hold them"
         )
     return 0
 
@@ -591,7 +591,9 @@ cdef Chunk checked(Chunk chunk):
     cdef int64_t length = chunk.array.length
     if length < 0 or chunk.array.offset < 0 or chunk.array.offset > PY_SSIZE_T_MAX - length:
         chunk.release()
-        raise ArrowImportError(f"a record batch of {length} rows from {chunk.array.offset}")
+        raise ArrowImportError(
+            f"invalid record batch: {length} rows at offset {chunk.array.offset}"
+        )
     chunk.rows = length
     return chunk
 
@@ -627,7 +629,7 @@ def exports_array(table):
 
 cdef void* content(object capsule, const char* name) except NULL:
     if not PyCapsule_IsValid(capsule, name):
-        raise ArrowImportError(f"the table gave {capsule!r}, not a capsule "
+        raise ArrowImportError(f"the table returned {capsule!r} instead of a capsule "
                            f"{name[:strlen(name)].decode()!r}")
     return PyCapsule_GetPointer(capsule, name)
 
@@ -641,7 +643,7 @@ cdef Stream single_of(object pair):
     array = <ArrowArray*>content(pair[1], "arrow_array")
     found.schema = take_schema(<ArrowSchema*>content(pair[0], "arrow_schema"))
     if array.release is NULL:
-        raise ArrowImportError("the table was released or taken before")
+        raise ArrowImportError("the table has already been released or consumed")
     # The structure is moved and marked as released, so that the capsule no longer owns it.
     chunk.array = array[0]
     array.release = NULL
@@ -655,7 +657,7 @@ cdef Stream stream_of(object capsule):
     cdef ArrowArrayStream* stream = <ArrowArrayStream*>content(capsule, "arrow_array_stream")
     if stream.release is NULL or stream.get_next is NULL or stream.get_schema is NULL or \
             stream.get_last_error is NULL:
-        raise ArrowImportError("the stream was released or taken before")
+        raise ArrowImportError("the stream has already been released or consumed")
     found.stream = stream[0]
     stream.release = NULL
     found.read_schema()

@@ -57,7 +57,7 @@ def run(options: Namespace) -> int:
         code = failed(error)
         if code == UNREACHABLE:
             print(
-                "aiokprod: look for the reason with aiokprod check and the same -b, -F and -X",
+                "aiokprod: run aiokprod check with the same -b, -F and -X to find the reason",
                 file=sys.stderr,
             )
         return code

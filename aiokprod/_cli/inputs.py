@@ -369,7 +369,9 @@ def _skip_row(name: str, lines: _Lines) -> None:
     try:
         next(lenient, None)
     except csv.Error as error:
-        raise InputError(f"{name}, line {lines.count}: {error}; the row has no end") from None
+        raise InputError(
+            f"{name}, line {lines.count}: {error}; the row is not terminated"
+        ) from None
 
 
 def _columns(name: str, rows: Any, lines: _Lines, options: Namespace) -> list[str]:

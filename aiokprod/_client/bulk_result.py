@@ -184,7 +184,7 @@ class BulkProgress:
     def begin(self, call: BulkSender) -> None:
         """Attach the object to a call. Used by the producer."""
         if self._call is not None:
-            raise ConfigError("a BulkProgress follows one call: make another one for this call")
+            raise ConfigError("a BulkProgress serves one call: create a new one for this call")
         self._call = call
 
     @property
@@ -208,7 +208,7 @@ class BulkProgress:
         call = self._call
         if call is None or call.is_running:
             state = "has not begun" if call is None else "is still running"
-            raise ConfigError(f"the call {state}: await it, or cancel it, before its progress")
+            raise ConfigError(f"the call {state}: await or cancel it before calling result()")
         self._is_read = True
         call.tell_refused()
         await call.wait_settled()

@@ -61,8 +61,8 @@ def _situation(runtime: Runtime) -> list[str]:
     if len(by_age) > _SHOWN:
         lines.append(f"  and {len(by_age) - _SHOWN} more partitions")
     lines += [
-        f"  topic {each.topic}: {each.calls} calls wait for metadata since {each.silent_s:.1f} s; "
-        f"{each.reason}"
+        f"  topic {each.topic}: {each.calls} calls have waited for metadata for "
+        f"{each.silent_s:.1f} s; {each.reason}"
         for each in found.topics
     ]
     return lines
@@ -83,7 +83,7 @@ def _broker(runtime: Runtime, node_id: int, now: float) -> str:
         text += f", {in_flight} requests in flight"
         since = runtime.sender.silent_since(node_id)
         if since is not None and since < now:
-            text += f", no answer for {now - since:.1f} s"
+            text += f", no response for {now - since:.1f} s"
     return text
 
 

@@ -388,8 +388,8 @@ class BulkSender:
         if waited_for == partition or not one_partition:
             return error.copy(topic=topic, partition=partition)
         return (UnknownTopic if isinstance(error, UnknownTopic) else MetadataTimeout)(
-            f"topic {topic} has no partition {partition} by its metadata, for which an earlier "
-            "record of this call has waited",
+            f"the metadata of topic {topic} has no partition {partition}; an earlier record of "
+            "this call has already waited for the metadata",
             outcome=Outcome.NOT_SENT,
         ).with_(topic=topic, partition=partition)
 

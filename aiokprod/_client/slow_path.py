@@ -382,7 +382,7 @@ class SlowPath:
             if runtime.metadata.lookup(record.topic) is not None:
                 missing = f"partition {record.partition} of {missing}"
             raise MetadataMissing(
-                f"the metadata of {missing} are not known yet; they are being fetched: try again "
+                f"the metadata of {missing} is not known yet and is being fetched: try again "
                 "later, or `await producer.warm([topic])` first"
             )
         self._start_serializers(record, serialized)

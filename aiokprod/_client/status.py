@@ -91,7 +91,7 @@ def _cause(runtime: Runtime, found: Waiting, now: float) -> str | None:
         return f"no acknowledgment for {found.silent_s():.1f} s: {stalled}"
     if runtime.metadata.only_bootstrap_nodes:
         never = runtime.metadata.updated_at is None
-        what = "no bootstrap server has answered" if never else "no broker can be reached"
+        what = "no bootstrap server has responded" if never else "no broker can be reached"
         return what + runtime.metadata.network_text()
     outage = runtime.watch.outage(now)
     if outage is not None:

@@ -47,7 +47,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Field], bool], str, str]]] = {
         "timestamp[s, ms, us or ns], or int64 of milliseconds since 1970",
         "cast it to timestamp[ms]",
     ),
-    "partition": (lambda f: f.is_int, "an integer, best int32", "cast it to int32"),
+    "partition": (lambda f: f.is_int, "an integer, preferably int32", "cast it to int32"),
     "topic": (
         lambda f: f.is_text,
         "string (of any layout, dictionary-encoded too)",

@@ -150,8 +150,8 @@ class Transactions:
             )
         if self._busy is not None:
             raise TransactionError(
-                f"{name}: {self._busy} is in progress in another task; transactional calls of a "
-                "producer come one after the other",
+                f"{name}: {self._busy} is in progress in another task; a producer allows one "
+                "transactional call at a time",
                 outcome=Outcome.NOT_SENT,
             )
         self._busy = name

@@ -229,9 +229,9 @@ def _reason(
     silent_since = runtime.sender.silent_since(leader)
     if silent_since is not None and now - silent_since >= OVERDUE_AFTER_S:
         # Leave out the seconds, so that the text stays the same while the broker does not respond.
-        return f"{broker} does not answer"
+        return f"{broker} does not respond"
     if failed:
-        return f"{broker} answers {failed}"
+        return f"{broker} responds with {failed}"
     return f"no response from {broker} yet" if sent else "not sent yet"
 
 
@@ -240,7 +240,9 @@ def _topic_reason(runtime: Runtime, topic: str) -> str:
     if code:
         row = error_code(code)
         return f"{row.name}: {row.text}"
-    return "no metadata" + (runtime.metadata.network_text() or "; no bootstrap server has answered")
+    return "no metadata" + (
+        runtime.metadata.network_text() or "; no bootstrap server has responded"
+    )
 
 
 def broker_name(runtime: Runtime, node_id: int) -> str:

@@ -242,7 +242,9 @@ def parse_address(name: str, entry: str) -> tuple[str, int]:
             name, entry, 'use "host:port"; an IPv6 address needs brackets: "[::1]:9092"'
         )
     if any(char.isspace() or char in "/[]@," or not char.isprintable() for char in host):
-        raise invalid_setting(name, entry, "the host name contains a character no host name has")
+        raise invalid_setting(
+            name, entry, "the host name contains a character that is not allowed in host names"
+        )
     if not (port_text.isascii() and port_text.isdigit() and 1 <= int(port_text[:6]) <= 65535):
         raise invalid_setting(name, entry, "the port must be 1 to 65535")
     return host, int(port_text)

@@ -263,8 +263,8 @@ def _check_cleartext(settings: Any, spec: MechanismSpec) -> None:
     exposed = settings.security_protocol == "SASL_PLAINTEXT" and spec.sends_in_clear
     if exposed and not settings.sasl_allow_cleartext:
         raise ConfigError(
-            f"sasl_mechanism={spec.name!r} with SASL_PLAINTEXT shows the credentials to everyone "
-            "on the way: use SASL_SSL, or set sasl_allow_cleartext=True"
+            f"sasl_mechanism={spec.name!r} with SASL_PLAINTEXT sends the credentials "
+            "unencrypted: use SASL_SSL, or set sasl_allow_cleartext=True"
         )
 
 

@@ -17,7 +17,7 @@ from aiokprod.topic_profiles import TopicProfile
 class ProducerSettings(TypedDict, total=False):
     """The settings of `Producer` and `ProducerConfig`, apart from `bootstrap_servers`.
 
-    The type of a dict of settings, with which type checkers accept ``Producer(..., **settings)``.
+    Type of a dict of settings, for type checkers to accept ``Producer(..., **settings)``.
     """
 
     client_id: str | None
@@ -89,6 +89,6 @@ class ProducerSettings(TypedDict, total=False):
 
 
 class Settings(ProducerSettings):
-    """The keyword arguments of `Producer` besides its objects; see `ProducerConfig`."""
+    """The keyword arguments of `Producer`, without those that are objects; see `ProducerConfig`."""
 
     bootstrap_servers: str | Sequence[str]

@@ -571,7 +571,8 @@ cdef class Appender:
         cdef int64_t bound = size_bound(record)
         if partition >= len(topic.slots):
             raise IndexError(
-                f"partition {partition} of {topic.topic}: {len(topic.slots)} are known"
+                f"partition {partition} of {topic.topic} does not exist: the topic has "
+                f"{len(topic.slots)} partitions"
             )
         slot = self.open_new_batch(topic, -1 if sticky else partition, bound, permit)
         if slot is None:

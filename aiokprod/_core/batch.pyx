@@ -265,7 +265,7 @@ cdef class BatchCore:
         if self.state == S_FINISHED and self.payload is not None:
             return self.payload
         if self.state > S_SEALED:
-            raise InvalidStateError("batch was finished before")
+            raise InvalidStateError("the batch is already finished")
         if self.withdrawn:
             compact = BatchCore(self.topic, self.partition, self.loop, self.limit)
             compact.copy_range(self.data, self.data + self.length, self.base_timestamp,

@@ -36,7 +36,7 @@ cdef class InterceptorCalls:
 
     def __init__(self, tuple interceptors not None, tuple headers_wanted not None, record_type):
         if len(interceptors) != len(headers_wanted):
-            raise ValueError("one entry of headers_wanted for each interceptor")
+            raise ValueError("headers_wanted must have one entry per interceptor")
         self.interceptors = interceptors
         self.headers_wanted = headers_wanted
         self.record_type = record_type

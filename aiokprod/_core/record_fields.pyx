@@ -39,7 +39,7 @@ def murmur2(bytes data not None):
 def key_partition(bytes key not None, int32_t partitions):
     """Return the partition of a key in a topic with `partitions` partitions."""
     if partitions <= 0:
-        raise ValueError("a topic has partitions")
+        raise ValueError("partitions must be positive")
     return <int32_t>(key_hash(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) % <uint32_t>partitions)
 
 

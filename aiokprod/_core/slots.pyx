@@ -63,7 +63,7 @@ cdef class PartitionSlot:
         cdef int64_t charged = core.buffered_bytes
         if (self.account is None or self.reserved_bytes < core.reserved_bytes
                 or self.account.bytes < core.reserved_bytes or memory.used < charged):
-            raise AssertionError(f"{core!r} gives back more than is held")
+            raise AssertionError(f"{core!r} releases more bytes than are reserved")
         self.reserved_bytes -= core.reserved_bytes
         self.account.bytes -= core.reserved_bytes
         memory.used -= charged

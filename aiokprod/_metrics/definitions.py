@@ -86,7 +86,7 @@ METRICS: Final = (
     ),
     Metric(
         "plain_bytes_sent", "counter", "bytes",
-        "the same before compression, without headers of batches", topic=True,
+        "bytes of batches before compression, without batch headers, retries included", topic=True,
     ),
     Metric(
         "batch_size_bytes", "histogram", "bytes", "size of batches when they are first sent",
@@ -151,7 +151,7 @@ METRICS: Final = (
         "requests_sent", "counter", "requests",
         "requests of any kind, those of connection setup included", "request-total", node=True,
     ),
-    Metric("responses_received", "counter", "responses", "their responses", "response-total",
+    Metric("responses_received", "counter", "responses", "responses received", "response-total",
            node=True),
     Metric(
         "network_bytes_out", "counter", "bytes",
@@ -173,13 +173,14 @@ METRICS: Final = (
     ),
     Metric(
         "connection_failures", "counter", "connections",
-        "the part of `connections_closed` that failed before it was ready", node=True,
+        "connections that failed before they were ready; included in `connections_closed`",
+        node=True,
     ),
     Metric("authentications", "counter", "connections", "connections that SASL has authenticated",
            "successful-authentication-total", node=True),
     Metric(
         "authentication_failures", "counter", "connections",
-        "connections that ended because TLS or SASL did not accept one side",
+        "connections that ended because TLS or SASL authentication failed",
         "failed-authentication-total, failed-reauthentication-total", node=True,
     ),
     Metric("reauthentications", "counter", "connections",
@@ -187,11 +188,11 @@ METRICS: Final = (
            "successful-reauthentication-total", node=True),
     Metric(
         "throttles", "counter", "responses",
-        "responses in which a broker asked for a pause", node=True,
+        "responses with a throttle time", node=True,
     ),
     Metric(
         "throttle_time_s", "histogram", "s",
-        "the pauses that brokers asked for; responses without one are not counted",
+        "throttle times in responses; responses without a throttle time are not counted",
         "produce-throttle-time-avg, produce-throttle-time-max", node=True,
     ),
     # -- metadata and loop ------------------------------------------------------------------------

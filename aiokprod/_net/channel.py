@@ -339,11 +339,11 @@ class KafkaChannel:
         if self.state is State.CONNECTING:
             reason = CloseReason.NEVER_CONNECTED
         elif self.state is State.CHECKING_API_VERSIONS:
-            how += " before answering ApiVersions"
+            how += " before responding to ApiVersions"
             if not self.is_kafka:
                 how += (
-                    "; is the port a TLS or SASL listener, does it want a client certificate, or "
-                    "is it not a Kafka broker?"
+                    "; is the port a TLS or SASL listener, does it require a client certificate, "
+                    "or is it not a Kafka broker?"
                 )
         elif self.state is State.AUTHENTICATING:
             reason = CloseReason.DURING_AUTH
@@ -407,7 +407,7 @@ class KafkaChannel:
         correlation_id, body = decode_response_header(frame, request.api_key, request.version)
         if correlation_id != request.correlation_id or not request.expect_response:
             raise CorrelationMismatch(
-                f"{self.peer} answered request {correlation_id} where the answer to "
+                f"{self.peer} responded to request {correlation_id} where the response to "
                 f"{_api_name(request.api_key)} request {request.correlation_id} was due"
             )
         self.counters.responses_received += 1
@@ -448,7 +448,7 @@ class KafkaChannel:
         elif not answer.api_keys:
             # A null list is decoded as an empty list. Do not report the broker as too old because
             # of it, which would end the producer.
-            raise DecodeError(f"{self.peer} lists no API in its ApiVersions answer")
+            raise DecodeError(f"{self.peer} lists no API in its ApiVersions response")
         else:
             self._broker_ranges = broker_ranges(answer)
             self.versions = shared_ranges(self._broker_ranges)

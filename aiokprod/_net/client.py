@@ -302,7 +302,7 @@ class NetworkClient:
             timer.cancel()
         self._throttle_timers.clear()
         if error is None:
-            error = ProducerClosed("the producer was closed before the broker answered")
+            error = ProducerClosed("the producer was closed before the broker responded")
         for connection in list(self._connections):
             if connection.channel.in_flight or connection.channel.preparing:
                 connection.fail(CloseReason.LOCAL, error)

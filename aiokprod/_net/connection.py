@@ -571,7 +571,7 @@ class Connection(asyncio.Protocol):
         if checking and not self.channel.is_kafka:
             hint = "; is the port a TLS listener, or not a Kafka broker?"
         return RequestTimedOut(
-            f"{self.channel.peer} did not answer the oldest of {len(self.channel.in_flight)} "
+            f"{self.channel.peer} did not respond to the oldest of {len(self.channel.in_flight)} "
             f"requests within {waited:.3f} s{hint}"
         )
 

@@ -23,18 +23,18 @@ _Signature = tuple[tuple[int, int, int, int], ...]
 
 _REASONS: Final = (
     ("CERTIFICATE_VERIFY_FAILED", "the broker's certificate was refused"),
-    ("WRONG_VERSION_NUMBER", "the port does not speak TLS: a plaintext listener?"),
-    ("HTTP_REQUEST", "the port does not speak TLS: it is an HTTP server"),
+    ("WRONG_VERSION_NUMBER", "the port does not use TLS: a plaintext listener?"),
+    ("HTTP_REQUEST", "the port does not use TLS: it is an HTTP server"),
     ("CERTIFICATE_REQUIRED", "the broker requires a client certificate: set ssl_keystore_location"),
     ("ALERT_UNKNOWN_CA", "the broker does not know the CA of our client certificate"),
     ("ALERT_CERTIFICATE_EXPIRED", "our client certificate has expired"),
     ("ALERT_CERTIFICATE_REVOKED", "our client certificate was revoked"),
-    ("BAD_CERTIFICATE", "the broker refused our client certificate, or misses one"),
+    ("BAD_CERTIFICATE", "the broker rejected the client certificate, or requires one"),
     ("ALERT_CERTIFICATE_UNKNOWN", "the broker refused our client certificate"),
     ("UNSUPPORTED_PROTOCOL", "the broker offers no TLS 1.2 or newer"),
     ("ALERT_PROTOCOL_VERSION", "the broker offers no TLS 1.2 or newer"),
     ("HANDSHAKE_FAILURE", "no common cipher, or the broker requires a client certificate"),
-    ("UNRECOGNIZED_NAME", "the broker does not know the name it was asked for"),
+    ("UNRECOGNIZED_NAME", "the broker does not recognise the requested server name"),
 )
 
 

@@ -199,7 +199,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # -- internals --------------------------------------------------------------------------------
 
     def _below(self) -> asyncio.Transport:
-        assert self._plain is not None, "nothing is asked of a transport before it is connected"
+        assert self._plain is not None, "used before the plain transport is connected"
         return self._plain
 
     def _write_ciphertext(self) -> None:

@@ -150,7 +150,8 @@ class JwtBearerTokens:
             # Do not show the text of the exception, because it may contain the key.
             raise AuthenticationError(
                 f"JWT-bearer grant: the private key cannot be used with {self._algorithm} "
-                f"({type(error).__name__}): is it PEM, of that kind, and is key_password right?"
+                f"({type(error).__name__}): check that it is a PEM key for this algorithm and that "
+                "key_password is correct"
             ) from None
 
 

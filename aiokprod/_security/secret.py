@@ -74,11 +74,11 @@ class Secret:
             text = os.environ.get(self._source, "")
         else:
             raise ConfigError(
-                "this secret was pickled, and secrets do not travel: use Secret.from_file or "
-                "Secret.from_env, or set it again where it is needed"
+                "this secret was pickled, and the text of a secret is never pickled: use "
+                "Secret.from_file or Secret.from_env, or set it again where it is needed"
             )
         if not text:
-            raise ConfigError(f"{self!r} is empty or not there")
+            raise ConfigError(f"{self!r} is empty or does not exist")
         return text
 
     def _read(self) -> str:

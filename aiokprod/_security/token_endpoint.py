@@ -136,7 +136,7 @@ class TokenEndpoint:
         )
         try:
             if not await exchange.ended(deadline):
-                raise self._error(f"it cannot be asked (no answer within {self._timeout:g} s)")
+                raise self._error(f"the request failed (no response within {self._timeout:g} s)")
         finally:
             exchange.abort()
         self._exchange = None
@@ -145,10 +145,10 @@ class TokenEndpoint:
         except ssl.SSLCertVerificationError as error:
             raise self._error(f"its certificate was refused: {error.verify_message}") from None
         except TimeoutError:
-            text = f"it cannot be asked (no answer within {self._timeout:g} s)"
+            text = f"the request failed (no response within {self._timeout:g} s)"
             raise self._error(text) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise self._error(f"it cannot be asked ({type(error).__name__})") from None
+            raise self._error(f"the request failed ({type(error).__name__})") from None
 
     async def _previous_ended(self, deadline: float) -> None:
         """Wait until the previous request has ended. Its thread may still be resolving the name if
@@ -156,15 +156,15 @@ class TokenEndpoint:
         previous = self._exchange
         if previous is not None and previous.running and not await previous.ended(deadline):
             raise self._error(
-                f"it cannot be asked (the previous request has not ended within {self._timeout:g} "
-                "s: is name resolution stuck?)"
+                f"the request cannot be sent (the previous request has not ended within "
+                f"{self._timeout:g} s: is name resolution stuck?)"
             )
         self._exchange = None
 
     def _parse(self, answer: HttpAnswer) -> tuple[Secret, float]:
         """Return the token and its lifetime in seconds."""
         if answer.status != http.client.OK:
-            raise self._error(f"it answered with status {answer.status}")
+            raise self._error(f"the endpoint responded with status {answer.status}")
         return self._token_in(answer.body)
 
     def _token_in(self, body: bytes) -> tuple[Secret, float]:
@@ -173,10 +173,10 @@ class TokenEndpoint:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise self._error("its answer is not JSON, or too large")
+            raise self._error("its response is not JSON, or is too large")
         token, kind = answer.get("access_token"), answer.get("token_type", "Bearer")
         if not isinstance(token, str) or not token or str(kind).lower() != "bearer":
-            raise self._error("its answer has no bearer token")
+            raise self._error("its response has no bearer token")
         # The broker ends the session according to the claim `exp`, which is in whole seconds.
         lifetime = (expiry_ms(token) - self._clock()) / 1000
         with contextlib.suppress(TypeError, ValueError, OverflowError):

@@ -238,7 +238,7 @@ cdef class ArrayEncoder(SizedEncoder):
             self.element.write(sink, item)
             left -= 1
         if left:
-            raise ValueError("the sequence does not have as many elements as its length says")
+            raise ValueError("the number of elements differs from the sequence's length")
         return 0
 
 

@@ -76,7 +76,7 @@ def negotiate(api_key: int, broker: VersionRanges, *, max_version: int | None = 
 
 
 def _show(versions: tuple[int, int] | None) -> str:
-    return "does not know it" if versions is None else f"{versions[0]} to {versions[1]}"
+    return "does not support it" if versions is None else f"{versions[0]} to {versions[1]}"
 
 
 def lower_api_versions(failed_version: int, response: ApiVersionsResponse) -> int | None:

@@ -299,8 +299,8 @@ class _PendingRecord(PendingSchema):
         serializer._begin(self._topic)
         return SchemaMissing(
             f"topic {self._topic}: {type(serializer).__name__} does not know the id of its "
-            f"{serializer.field} schema yet; the registry was asked: try again later, or "
-            "`await producer.warm([topic])` first"
+            f"{serializer.field} schema yet; a request was sent to the registry: try again "
+            "later, or `await producer.warm([topic])` first"
         )
 
 

@@ -294,8 +294,8 @@ class Registry:
             parts = urlsplit(url)
             if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
                 raise ConfigError(
-                    f"Registry(url={url!r}, auth=..., headers=...): http shows credentials to "
-                    "everyone on the way: use https, or set allow_cleartext=True"
+                    f"Registry(url={url!r}, auth=..., headers=...): http sends the credentials "
+                    "unencrypted: use https, or set allow_cleartext=True"
                 )
 
     def __repr__(self) -> str:
@@ -409,8 +409,8 @@ class Registry:
             return RegistryError(text, subject=subject)
         reason = type(error).__name__
         if isinstance(error, TimeoutError):
-            reason = f"no answer within {self._timeout:g} s"
-        text = f"{where} cannot be asked ({reason})"
+            reason = f"no response within {self._timeout:g} s"
+        text = f"the request to {where} failed ({reason})"
         passes = isinstance(error, (OSError, http.client.HTTPException))
         return RegistryError(text, subject=subject, retriable=passes)
 
@@ -517,8 +517,8 @@ class Registry:
 def _described(error: Exception) -> RepeatableProblem:
     """Return the error for an exception of a secret, token provider or user's transport."""
     if isinstance(error, KafkaError):  # the text of these errors is for users
-        return RepeatableProblem(f"the registry cannot be asked: {error.message}")
-    return RepeatableProblem(f"the registry cannot be asked ({type(error).__name__})")
+        return RepeatableProblem(f"the request to the registry failed: {error.message}")
+    return RepeatableProblem(f"the request to the registry failed ({type(error).__name__})")
 
 
 def _document(body: bytes, subject: str) -> Any:

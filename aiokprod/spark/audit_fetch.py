@@ -227,8 +227,8 @@ class RangeReader:
                 give_up = loop.time() + PATIENCE
             elif loop.time() > give_up:
                 raise KafkaTimeout(
-                    f"{self._topic}-{self._partition}: nothing at offset {self._next}, although "
-                    f"the log ends at {self._end}"
+                    f"{self._topic}-{self._partition}: no record could be read at offset "
+                    f"{self._next}, although the log ends at {self._end}"
                 )
         return None
 

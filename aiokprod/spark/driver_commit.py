@@ -59,13 +59,13 @@ _GONE: Final = frozenset(
 
 _REPLAYED: Final = "Spark replays the batch; tasks that are committed are skipped then"
 _PARTS: Final = (
-    "Tasks of this job may be committed, and stay so: look (read_committed) before you run "
-    "it again, a new run writes all rows again"
+    "Tasks of this job may remain committed. Read the topic with read_committed before you run "
+    "the job again, because a new run writes all rows again"
 )
 
 _AGAIN: Final = "Run the job again"
 _OLD_BROKERS: Final = (
-    "aiokprod: brokers before Kafka 3.0 cannot be asked whether transactions are still open "
+    "aiokprod: brokers before Kafka 3.0 cannot report whether transactions are still open "
     "(DescribeTransactions, KIP-664): if one of a job's tasks timed out, the job may be committed "
     "in part"
 )
@@ -294,11 +294,11 @@ class TransactionEnder:
         batch with exactly_once or with rows, or Kafka has deleted the decision. In the second case,
         an earlier attempt may have been committed in part."""
         text = (
-            f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of one "
-            "before. That is as it should be if this query was not exactly_once until now, or had "
-            "no rows. If it stood still for longer than offsets.retention.minutes of the brokers, "
-            "records of what was committed are gone, and if its last run ended in the middle of "
-            "a batch, rows of that may be there twice"
+            f"aiokprod: batch {now.batch_id} is not the first one, but Kafka has no record of an "
+            "earlier batch. This is expected if the query was not exactly_once before, or had no "
+            "rows. If the query was idle for longer than offsets.retention.minutes of the brokers, "
+            "Kafka has deleted the records of earlier commits, and if its last run ended within a "
+            "batch, rows of that batch may be stored twice"
         )
         self._missing(text)
 
@@ -307,10 +307,10 @@ class TransactionEnder:
         of some of its tasks. Markers are older than the decision, so they expire first."""
         self._missing(
             f"aiokprod: an earlier attempt at batch {now.batch_id} was recorded, but Kafka has no "
-            f"marker of task {min(unmarked)}. That is as it should be if the task had no rows "
-            "until then. If this query stood still for about offsets.retention.minutes of the "
-            "brokers, or a topic was deleted, the marker is gone, and if the earlier attempt was "
-            "committed in part, rows of it may be there twice"
+            f"marker of task {min(unmarked)}. This is expected if the task had no rows until "
+            "then. If the query was idle for about offsets.retention.minutes of the brokers, or "
+            "a topic was deleted, the marker no longer exists, and if the earlier attempt was "
+            "committed in part, rows of it may be stored twice"
         )
 
     def _missing(self, text: str) -> None:
@@ -407,7 +407,7 @@ class TransactionEnder:
                 _swept[sid] = now
             for orphan in sorted(orphans):
                 logger.info(
-                    "ending what task %s may have left open", orphan,
+                    "ending the transaction that task %s may have left open", orphan,
                     extra=log_fields("spark_orphan_ended", transactional_id=orphan),
                 )  # fmt: skip
                 await fence_transaction(client, orphan, deadline)
@@ -426,7 +426,7 @@ def _open(tasks: Sequence[Prepared]) -> list[Prepared]:
 def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared]) -> None:
     """Raise NonDeterministicReplay unless this replay has the tasks and rows of its decision."""
     if before is None or before.batch_id != now.batch_id:
-        raise _differs(now, "what it consisted of is not recorded any more")
+        raise _differs(now, "Kafka no longer has a record of its tasks and rows")
     if before.tasks != now.tasks:
         raise _differs(now, f"it had {before.tasks} tasks and has {now.tasks} now")
     for task in tasks:
@@ -434,10 +434,10 @@ def _check_replay(before: Marker | None, now: Marker, tasks: Sequence[Prepared])
             raise _differs(
                 now,
                 f"task {task.partition} had {task.marked_rows} rows and has {task.rows} now, or "
-                "other ones, or ones for another topic",
+                "different rows, or rows for another topic",
             )
     if (before.rows, before.row_hash) != (now.rows, now.row_hash):
-        raise _differs(now, f"it had {before.rows} rows and has {now.rows} now, or other ones")
+        raise _differs(now, f"it had {before.rows} rows and has {now.rows} now, or different rows")
 
 
 async def _check_dropped(

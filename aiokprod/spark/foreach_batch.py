@@ -57,8 +57,8 @@ class _ForeachBatch:
             writer = writer.option("batchId", str(batch_id)).option("queryId", query_id)
         elif self._options.get("delivery", "").lower() == EXACTLY_ONCE:
             raise ConfigError(
-                "foreach_batch: Spark Connect does not tell the query's id, which exactly_once "
-                "needs: give foreach_batch(options, query_id=...), a name that stays the same "
+                "foreach_batch: Spark Connect does not provide the query id, which exactly_once "
+                "needs: call foreach_batch(options, query_id=...) with a name that stays the same "
                 "after a restart and is used by no other query"
             )
         writer.save()

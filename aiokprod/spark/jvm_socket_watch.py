@@ -61,6 +61,5 @@ class JvmSocketWatch:
         """Raise TaskCancelled if the JVM has closed the socket."""
         if self.cut():
             raise TaskCancelled(
-                "aiokprod: Spark gave this task up (killed or cancelled); what was not sent yet "
-                "is not sent"
+                "aiokprod: Spark has killed or cancelled this task; unsent rows are discarded"
             )

@@ -123,7 +123,8 @@ def _refusal(topic: str, code: int, config: ProducerConfig) -> KafkaError:
         )
     if code == Code.TOPIC_AUTHORIZATION_FAILED:
         return AuthorizationError(
-            f"topic {topic!r}: these credentials may not see it; grant DESCRIBE and WRITE on it",
+            f"topic {topic!r}: these credentials may not describe it; grant DESCRIBE and WRITE on "
+            "it",
             code=error_code(code),
         )
     return KafkaError(f"topic {topic!r}: {error_code(code).text}", code=error_code(code))

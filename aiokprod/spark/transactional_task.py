@@ -80,9 +80,9 @@ def _transactional_id(options: SinkOptions, task: Task, job: str | None) -> str:
         return task_id(f"{prefix}.{job}", task.partition)
     if task.batch_id is None or task.query_id is None:
         raise ConfigError(
-            "delivery=exactly_once: Spark did not tell this task its batch and query (local "
-            "properties streaming.sql.batchId and sql.streaming.queryId): this Spark version is "
-            "not supported, use foreach_batch or at_least_once"
+            "delivery=exactly_once: Spark did not set the batch id and query id of this task "
+            "(local properties streaming.sql.batchId and sql.streaming.queryId): this Spark "
+            "version is not supported, use foreach_batch or at_least_once"
         )
     return task_id(stream_id(prefix, task.query_id), task.partition)
 

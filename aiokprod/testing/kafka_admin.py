@@ -216,7 +216,7 @@ def _patiently(
                 raise AdminError(str(error)) from error
         except TimeoutError as error:
             if time.monotonic() > give_up:
-                raise AdminError("the brokers did not answer an admin call") from error
+                raise AdminError("the brokers did not respond to an admin call") from error
         except _Unavailable as error:
             if time.monotonic() > give_up:
                 raise AdminError(str(error)) from error

@@ -147,4 +147,4 @@ def test_the_last_line_names_the_command_that_looks_for_the_reason(
     first, last = err.splitlines()
     assert first.startswith("aiokprod: no bootstrap server could be reached within ")
     assert "127.0.0.1:1" in first
-    assert last == "aiokprod: look for the reason with aiokprod check and the same -b, -F and -X"
+    assert last == "aiokprod: run aiokprod check with the same -b, -F and -X to find the reason"

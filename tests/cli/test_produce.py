@@ -397,7 +397,9 @@ def test_a_field_of_csv_may_be_large(
     finally:
         csv.field_size_limit(before)
     assert found["acknowledged"] == 0
-    assert found["problem"].endswith("field larger than field limit (1000); the row has no end")
+    assert found["problem"].endswith(
+        "field larger than field limit (1000); the row is not terminated"
+    )
 
 
 def test_csv_with_the_line_breaks_of_old_macs(

@@ -217,7 +217,9 @@ def test_coordinator_without_an_address_is_looked_for_again(
         assert body.brokers
         assert cluster.count(FIND_COORDINATOR) == 4
         cluster.control(FIND_COORDINATOR, nowhere)
-        with pytest.raises(KafkaTimeout, match="no definite answer in time: COORDINATOR_NOT_AVAIL"):
+        with pytest.raises(
+            KafkaTimeout, match="no definite response in time: COORDINATOR_NOT_AVAIL"
+        ):
             await client.coordinate(
                 CoordinatorKind.GROUP, "y", METADATA, loop.time() + 5.0, lambda body: 0
             )

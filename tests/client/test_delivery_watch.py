@@ -76,12 +76,12 @@ def stop_refusing(cluster: FakeCluster) -> None:
 
 
 OUTAGES: dict[str, Outage] = {
-    "all frozen": (freeze_all, thaw_all, "does not answer"),
+    "all frozen": (freeze_all, thaw_all, "does not respond"),
     "all dead": (kill_all, start_all, "no broker can be reached"),
-    "all refuse": (refuse_all, stop_refusing, "answers NOT_ENOUGH_REPLICAS"),
-    "one frozen": (freeze_one, thaw_all, "does not answer"),
+    "all refuse": (refuse_all, stop_refusing, "responds with NOT_ENOUGH_REPLICAS"),
+    "one frozen": (freeze_one, thaw_all, "does not respond"),
     "one dead": (kill_one_without_failover, start_what_is_down, "cannot connect"),
-    "one partition refused": (refuse_one, stop_refusing, "answers NOT_ENOUGH_REPLICAS"),
+    "one partition refused": (refuse_one, stop_refusing, "responds with NOT_ENOUGH_REPLICAS"),
 }
 
 
@@ -156,11 +156,11 @@ async def test_brokers_that_never_answered_are_named() -> None:
         async with steady_traffic(cluster) as producer:
             await asyncio.sleep(LIMIT_S)
             ((_, text),) = log.since(start, logging.WARNING)
-            assert "no usable answer from broker1:9092, broker2:9092, broker3:9092" in text
+            assert "no usable response from broker1:9092, broker2:9092, broker3:9092" in text
             assert "calls for topic t" in text
             later = text.replace("5.0 s", "6.0 s").replace("30 calls", "36 calls")
             assert producer.health().cause == later
-            assert "topic t: 36 calls wait for metadata since 6.0 s; no metadata" in (
+            assert "topic t: 36 calls have waited for metadata for 6.0 s; no metadata" in (
                 producer.explain()
             )
             thaw_all(cluster)
@@ -366,7 +366,7 @@ async def test_outage_of_a_partition_that_gets_no_more_records_is_forgotten() ->
         health = producer.health()
         assert not health.ok
         assert health.partitions_stalled == 0
-        assert "answers NOT_ENOUGH_REPLICAS (1 records of t-0)" in (health.cause or "")
+        assert "responds with NOT_ENOUGH_REPLICAS (1 records of t-0)" in (health.cause or "")
         await asyncio.sleep(10.5)
         assert producer.health().ok
         await producer.close()

@@ -196,7 +196,7 @@ def test_drain_report_names_every_record_by_topic_count_and_outcome() -> None:
             UndeliveredBatch(TopicPartition("d", 0), 4, Outcome.NOT_SENT),
         )
         assert str(report) == (
-            "1 records delivered and 9 failed, 7 of them because the time was over, in 5.000 s; "
+            "1 records delivered and 9 failed, 7 of them because the timeout expired, in 5.000 s; "
             "a: 1 delivered; b: 2 rejected; c: 3 unknown; d: 4 not sent"
         )
 

@@ -506,7 +506,7 @@ def test_progress_of_a_call_that_returns_or_raises() -> None:
         progress = BulkProgress()
         result = await producer.send_many("t", [b"a"], partition=0, progress=progress)
         assert (await progress.result()).offsets == result.offsets == [0]
-        with pytest.raises(ConfigError, match="follows one call"):
+        with pytest.raises(ConfigError, match="serves one call"):
             await producer.send_many("t", [b"a"], progress=progress)
         refused = BulkProgress()
         with pytest.raises(SerializationError):

@@ -226,7 +226,7 @@ def test_probes_of_a_producer_over_its_life() -> None:
         assert found.started() == found.ready() == Probe(False, ("the producer is not started",))
         await producer.start()
         assert found.started() == Probe(True)
-        unknown = "no bootstrap server has answered; no usable answer from broker1:9092"
+        unknown = "no bootstrap server has responded; no usable response from broker1:9092"
         assert found.ready() == Probe(False, (unknown,))
         await producer.send("t", b"v")
         assert found.ready() == Probe(True)

@@ -99,8 +99,8 @@ async def first(condition: Callable[[], bool], limit: float) -> float:
 @pytest.mark.parametrize(
     ("fault", "end", "reason"),
     [
-        (KafkaCluster.pause_all, thaw, "does not answer"),
-        (freeze_one, thaw, "does not answer"),
+        (KafkaCluster.pause_all, thaw, "does not respond"),
+        (freeze_one, thaw, "does not respond"),
         (kill_all, start_all, "no broker can be reached"),
     ],
     ids=["all frozen", "one frozen", "all dead"],

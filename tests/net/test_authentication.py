@@ -227,7 +227,7 @@ def plaintext_port() -> ssl.SSLError:
     ("raised", "kind", "text"),
     [
         (ssl.SSLEOFError(8, "EOF occurred"), DialError, "ended during the TLS handshake"),
-        (plaintext_port(), AuthenticationError, "does not speak TLS"),
+        (plaintext_port(), AuthenticationError, "does not use TLS"),
     ],
 )
 def test_failed_tls_handshake_is_named(

@@ -147,7 +147,7 @@ async def test_broker_that_hangs_up_is_not_asked_for_tls_if_it_was_connected(
     asyncio.get_running_loop().call_later(1.0, broker.stop)
     error = await error_of_next_attempt(harness)
     assert isinstance(error, Disconnected)
-    assert "before answering ApiVersions" in error.message
+    assert "before responding to ApiVersions" in error.message
     assert (GUESS in error.message) is not connected_before
     await harness.close()
 

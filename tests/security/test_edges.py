@@ -179,7 +179,7 @@ def test_without_a_truststore_the_authorities_of_the_system_are_trusted(
 @pytest.mark.parametrize(
     ("reason", "text"),
     [
-        ("WRONG_VERSION_NUMBER", "TLS with 'b': the port does not speak TLS"),
+        ("WRONG_VERSION_NUMBER", "TLS with 'b': the port does not use TLS"),
         ("TLSV1_ALERT_DECODE_ERROR", "TLS with 'b' failed: tlsv1 alert decode error"),
         (None, "TLS with 'b' failed: sslerror"),
     ],

@@ -204,7 +204,7 @@ async def test_f78_gssapi_session_is_renewed_with_the_tickets_of_then(library: L
     [
         ({"proof": b"forged"}, "Message stream modified"),
         ({"proof": b""}, "Message stream modified"),
-        ({"offer": b"\x06\x00\x10\x00"}, "insists on a security layer"),
+        ({"offer": b"\x06\x00\x10\x00"}, "requires a security layer"),
         ({"offer": b"\x01"}, "malformed"),
         ({"offer": b"\x01\x00\x00\x00 and more"}, "malformed"),
         ({"proof": b"x" * 70_000}, "too long"),
@@ -231,7 +231,7 @@ async def test_s5_gssapi_broker_that_skips_its_proof_is_refused(library: Library
     library.flags = Flag.integrity
     broker.answers[AUTHENTICATE] = broker.authenticate
     await asyncio.sleep(2.0)
-    await refused(made, "did not prove itself")
+    await refused(made, "did not authenticate itself")
     assert broker.count(3) == 0
     await made.close(0)
 

@@ -432,7 +432,7 @@ TLS_KINDS = {
     "expired": (unverified("certificate has expired"), "has expired"),
     "wrong-name": (unverified("Hostname mismatch, certificate is not valid for 'x'"), "Hostname"),
     "unknown-ca": (unverified("unable to get local issuer certificate"), "local issuer"),
-    "plaintext-port": (broken("WRONG_VERSION_NUMBER"), "does not speak TLS"),
+    "plaintext-port": (broken("WRONG_VERSION_NUMBER"), "does not use TLS"),
     "client-certificate": (broken("TLSV13_ALERT_CERTIFICATE_REQUIRED"), "client certificate"),
     "old-tls": (broken("UNSUPPORTED_PROTOCOL"), "no TLS 1.2"),
 }

@@ -355,7 +355,7 @@ async def test_f65_plaintext_port_is_named_and_not_stormed() -> None:
         broker.greeting = b"\x00\x00\x00\x04\x00\x00\x00\x00"
 
         error = await refused(made)
-        assert "does not speak TLS" in str(error)
+        assert "does not use TLS" in str(error)
         await paced(dialer)
 
 

@@ -255,7 +255,7 @@ def test_oidc_keeps_a_token_for_as_long_as_answer_and_claim_allow(
         (200, b"canary no json", "not JSON"),
         (200, [1], "not JSON"),
         (200, b"[" * 100_000, "not JSON"),
-        (200, b" " * (1 << 20) + b"{}", "not JSON, or too large"),
+        (200, b" " * (1 << 20) + b"{}", "not JSON, or is too large"),
         (200, {}, "no bearer token"),
         (200, {"access_token": 5}, "no bearer token"),
         (200, {"access_token": "x", "token_type": "mac"}, "no bearer token"),
@@ -275,7 +275,7 @@ def test_s12_oidc_bad_answer_is_an_authentication_error_without_its_text(
 def test_oidc_foreign_certificate_and_dead_endpoint_are_named(endpoint: Endpoint) -> None:
     with pytest.raises(AuthenticationError, match="certificate was refused"):
         asyncio.run(OidcTokens(endpoint.url, "me", "s").token())
-    with pytest.raises(AuthenticationError, match="cannot be asked"):
+    with pytest.raises(AuthenticationError, match="the request failed"):
         asyncio.run(OidcTokens("https://127.0.0.1:1/", "me", "s").token())
     assert endpoint.seen == []
 
@@ -593,7 +593,7 @@ def test_token_endpoint_that_drips_is_given_up_after_the_timeout(dripping: Dripp
         tls = ssl.create_default_context(cadata=CA.pem)
         tokens = OidcTokens(dripping.url, "me", "canary-client-secret", tls=tls, timeout_s=0.5)
         async with asyncio.timeout(HANG_S):
-            with pytest.raises(AuthenticationError, match=r"no answer within 0\.5 s"):
+            with pytest.raises(AuthenticationError, match=r"no response within 0\.5 s"):
                 await tokens.token()
 
     asyncio.run(main())
@@ -613,7 +613,7 @@ def test_connect_that_the_system_gives_up_is_told_as_no_answer() -> None:
     tokens = OidcTokens(
         "https://127.0.0.1:1/token", "me", "canary-secret", tls=tls, timeout_s=HANG_S
     )
-    with pytest.raises(AuthenticationError, match="no answer within 60 s"):
+    with pytest.raises(AuthenticationError, match="no response within 60 s"):
         asyncio.run(tokens.token())
     assert all_end(token_threads())
 
@@ -663,7 +663,7 @@ def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket() -> Non
     tokens = OidcTokens(endpoint, "me", "canary-secret", tls=tls, timeout_s=HANG_S)
     thread = threading.Thread(target=reset_the_connection)
     thread.start()
-    with listener, pytest.raises(AuthenticationError, match="cannot be asked"):
+    with listener, pytest.raises(AuthenticationError, match="the request failed"):
         asyncio.run(tokens.token())
     assert all_end([thread, *token_threads()])
     gc.collect()  # an unclosed socket would cause a warning, which fails the test
@@ -685,7 +685,7 @@ def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_f
     async def main() -> None:
         tls = ssl.create_default_context(cadata=CA.pem)  # loading the system's CAs is slow
         tokens = OidcTokens("https://idp.test/token", "me", "canary-secret", tls=tls, timeout_s=0.2)
-        with pytest.raises(AuthenticationError, match=r"no answer within 0\.2 s"):
+        with pytest.raises(AuthenticationError, match=r"no response within 0\.2 s"):
             await tokens.token()
         for _ in range(3):
             with pytest.raises(AuthenticationError, match="name resolution stuck"):
@@ -770,5 +770,5 @@ def test_long_request_is_sent_whole_and_the_next_address_is_tried(
     assert asyncio.run(tokens.token()).reveal() == "tok-1"
     assert endpoint.seen[0][2]["assertion"] == [assertion]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [])
-    with pytest.raises(AuthenticationError, match="cannot be asked"):
+    with pytest.raises(AuthenticationError, match="the request failed"):
         asyncio.run(bearer(endpoint, assertion=assertion).token())

@@ -135,7 +135,7 @@ async def test_registry_that_does_not_respond_is_waited_for_until_max_block_ms()
             await producer.send("users", BOB)
         assert now() - begun == pytest.approx(2.0)
     async with producer_for(cluster, avro(server)) as producer:
-        with pytest.raises(SerializationError, match=r"users-value.*no answer within 10 s"):
+        with pytest.raises(SerializationError, match=r"users-value.*no response within 10 s"):
             await producer.send("users", BOB)
 
 

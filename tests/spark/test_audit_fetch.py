@@ -579,7 +579,8 @@ async def test_log_that_ends_before_the_range_is_given_up() -> None:
         assert texts(first) == ["0:a", "1:b"]
         started = harness.loop.time()
         with pytest.raises(
-            KafkaTimeout, match=r"^t-0: nothing at offset 2, although the log ends at 9$"
+            KafkaTimeout,
+            match=r"^t-0: no record could be read at offset 2, although the log ends at 9$",
         ):
             await reader.read()
         assert PATIENCE <= harness.loop.time() - started < PATIENCE + 2.0

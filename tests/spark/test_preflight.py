@@ -155,7 +155,9 @@ def test_topic_that_may_not_be_seen_is_refused(monkeypatch: pytest.MonkeyPatch) 
         return cluster
 
     text = refusal(monkeypatch, make)
-    assert "topic 't': these credentials may not see it; grant DESCRIBE and WRITE on it" in text
+    assert (
+        "topic 't': these credentials may not describe it; grant DESCRIBE and WRITE on it" in text
+    )
     assert "TOPIC_AUTHORIZATION_FAILED" in text
 
 

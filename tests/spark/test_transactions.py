@@ -542,7 +542,7 @@ def test_nothing_is_committed_while_a_coordinator_gives_no_answer(
         messages = await query.tasks(None, four_tasks())
         remove = cluster.control(DESCRIBE_TRANSACTIONS, close(), broker_id=2)
         assert {cluster.transactions.ids[query.id(n)].name for n in range(4)} == cluster.open_ids()
-        with pytest.raises(Exception, match="no definite answer in time"):
+        with pytest.raises(Exception, match="no definite response in time"):
             await query.commit(messages)
         assert cluster.count(END_TXN) == 0
         remove()
@@ -576,10 +576,10 @@ def test_brokers_before_3_0_are_not_asked_and_a_job_is_told_what_that_means(
 @pytest.mark.parametrize(
     ("replay", "how"),
     [
-        ([rows(0, 9), rows(2, 3)], "task 0 had 2 rows and has 2 now, or other ones"),
+        ([rows(0, 9), rows(2, 3)], "task 0 had 2 rows and has 2 now, or different rows"),
         ([rows(0), rows(1, 2, 3)], "task 0 had 2 rows and has 1 now"),
         ([rows(0, 1), rows(2)], "it had 4 rows and has 3 now"),
-        ([rows(0, 1), rows(2, 9)], "it had 4 rows and has 4 now, or other ones"),
+        ([rows(0, 1), rows(2, 9)], "it had 4 rows and has 4 now, or different rows"),
         ([rows(0, 1), rows(2), rows(3)], "it had 2 tasks and has 3 now"),
         ([rows(0, 1, 2, 3)], "it had 2 tasks and has 1 now"),
     ],

@@ -366,7 +366,7 @@ def test_lifeline_notices_that_the_other_side_closed() -> None:
     assert not socket_watch.cut()
     theirs.close()
     assert socket_watch.cut()
-    with pytest.raises(TaskCancelled, match="gave this task up"):
+    with pytest.raises(TaskCancelled, match="killed or cancelled this task"):
         socket_watch.check()
     ours.close()
 

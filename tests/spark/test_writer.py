@@ -363,7 +363,7 @@ def test_write_outside_of_a_task_is_refused(harness: World) -> None:
 
 
 def test_stream_whose_batch_spark_does_not_tell_is_refused(harness: World) -> None:
-    with pytest.raises(SinkError, match="Spark did not tell this task its batch and query"):
+    with pytest.raises(SinkError, match="Spark did not set the batch id and query id"):
         harness.write(harness.writer(**STREAM), "a")
 
 
@@ -462,7 +462,7 @@ def test_task_that_spark_gave_up_tells_no_success(harness: World, given: dict[st
     def main(infile: Any, outfile: Any) -> Any:
         return harness.writer(**given).write(cut_short())
 
-    with pytest.raises(TaskCancelled, match="gave this task up"):
+    with pytest.raises(TaskCancelled, match="killed or cancelled this task"):
         main(None, ours)
     ours.close()
     assert harness.open_ids() == set()

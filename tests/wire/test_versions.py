@@ -61,7 +61,7 @@ def test_negotiate_obeys_the_cap() -> None:
 @pytest.mark.parametrize(
     ("broker", "text"),
     [
-        ({}, f"ProduceRequest: client {OLDEST} to {NEWEST}, broker does not know it"),
+        ({}, f"ProduceRequest: client {OLDEST} to {NEWEST}, broker does not support it"),
         ({0: (0, 2)}, f"ProduceRequest: client {OLDEST} to {NEWEST}, broker 0 to 2"),
         (
             {0: (NEWEST + 1, 99)},
@@ -78,7 +78,7 @@ def test_negotiate_without_a_common_version_names_both_sides(
 
 
 def test_negotiate_of_an_unknown_api_is_refused() -> None:
-    with pytest.raises(UnsupportedVersion, match="API key 9999: client does not know it"):
+    with pytest.raises(UnsupportedVersion, match="API key 9999: client does not support it"):
         negotiate(9999, {9999: (0, 1)})
 
 

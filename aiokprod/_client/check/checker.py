@@ -164,7 +164,7 @@ class _Checker:
                 return [
                     Finding(
                         "sasl_required", Severity.ERROR, server,
-                        "it closes the connection at the first request: the listener wants SASL",
+                        "it closes the connection at the first request: the listener requires SASL",
                         f'set security_protocol="{secured}" and sasl_..., or use the port of a '
                         "listener without SASL",
                     )

@@ -123,13 +123,13 @@ async def explain_failure(
         secured = "SASL_SSL" if config.security_protocol in SASL_PROTOCOLS else "SSL"
         return Finding(
             "tls_required", Severity.ERROR, subject,
-            "the port is a TLS listener, and the client does not use TLS",
+            "the port is a TLS listener, but the client does not use TLS",
             f'set security_protocol="{secured}", or use the port of a listener without TLS',
         )  # fmt: skip
     if isinstance(error, ProtocolError):
         return Finding(
             "not_kafka", Severity.ERROR, subject, error.message,
-            "check the port: it does not answer as a Kafka broker does",
+            "check the port: it does not respond as a Kafka broker does",
         )  # fmt: skip
     return Finding(
         "no_answer", Severity.ERROR, subject, error.message,
@@ -182,7 +182,7 @@ def _tls_finding(error: KafkaError, subject: str) -> Finding | None:
 
 def _not_tls(subject: str) -> Finding:
     return Finding(
-        "tls_not_spoken", Severity.ERROR, subject, "the client uses TLS, and the port does not",
+        "tls_not_spoken", Severity.ERROR, subject, "the client uses TLS, but the port does not",
         'use the port of a TLS listener, or set security_protocol="PLAINTEXT" or '
         '"SASL_PLAINTEXT"',
     )  # fmt: skip

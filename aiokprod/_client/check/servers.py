@@ -28,7 +28,9 @@ async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[F
         async with asyncio.timeout_at(deadline):
             addresses = await dialer.resolve(host, port)
     except (DialError, TimeoutError) as error:
-        why = error.message if isinstance(error, DialError) else "no answer of the resolver in time"
+        why = "no response from the resolver in time"
+        if isinstance(error, DialError):
+            why = error.message
         return [
             Finding("dns_failed", Severity.ERROR, server, f"the name cannot be resolved: {why}",
                     "correct the host name in bootstrap_servers, or the DNS")
@@ -44,7 +46,7 @@ async def reach(dialer: Dialer, host: str, port: int, deadline: float) -> list[F
         text = f"no TCP connection: {causes}"
         return [Finding("unreachable", Severity.ERROR, server, text, REACH)]
     text = f"{len(failed)} of {len(addresses)} addresses of the name cannot be reached: {causes}"
-    remedy = "remove the dead addresses from the DNS, or start what should listen there"
+    remedy = "remove the dead addresses from the DNS, or start the brokers at these addresses"
     return [Finding("address_unreachable", Severity.WARNING, server, text, remedy)]
 
 

@@ -102,7 +102,7 @@ async def _missing(
             "topic_missing", Severity.WARNING, subject, text,
             "create it yourself to choose partitions and replicas",
         )  # fmt: skip
-    text = "it does not exist, and whether the brokers create topics cannot be seen"
+    text = "it does not exist, and it is unknown whether the brokers create topics"
     return Finding("topic_missing", Severity.ERROR, subject, text, create)
 
 

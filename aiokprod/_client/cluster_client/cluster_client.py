@@ -359,8 +359,8 @@ class ClusterClient:
             pause = self._retry.after(attempts - 1, self._rng)
             if self.loop.time() + pause > deadline:
                 raise KafkaTimeout(
-                    f"coordinator of {kind.name.lower()} {min(left)}: no definite answer in time: "
-                    f"{last}"
+                    f"coordinator of {kind.name.lower()} {min(left)}: no definite response in "
+                    f"time: {last}"
                 )
             await asyncio.sleep(pause)
         return found

@@ -280,13 +280,16 @@ class BrokerMemoryQuota:
         if waiter is None or not self._leave(waiter) or waiter.future.done():
             return
         node = waiter.node
-        where = "partitions without a leader hold" if node is None else f"broker {node} holds"
+        if node is None:
+            where, why = "partitions without a leader hold", "these partitions have no leader"
+        else:
+            where, why = f"broker {node} holds", "the broker does not respond"
         _fail(
             waiter.future,
             BufferTimeout(
                 f"no room within max_block_ms: {where} {self.reserved_bytes(node)} bytes of "
-                f"buffer_memory without an outcome, its share is {self._limit}. Send slower, raise "
-                "buffer_memory, or look why it does not answer",
+                f"buffer_memory without an outcome, its share is {self._limit}. Send more slowly, "
+                f"raise buffer_memory, or find out why {why}",
                 outcome=Outcome.NOT_SENT,
             ),
         )

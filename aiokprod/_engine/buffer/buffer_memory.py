@@ -164,7 +164,7 @@ class BufferMemory(MemoryBudget):
             BufferTimeout(
                 f"no room for {waiter.size} bytes within max_block_ms: {self.used} of "
                 f"{self.limit} bytes of buffer_memory are held by records without an outcome. "
-                "Send slower, raise buffer_memory, or look why brokers do not answer",
+                "Send more slowly, raise buffer_memory, or find out why the brokers do not respond",
                 outcome=Outcome.NOT_SENT,
             ),
         )

@@ -279,7 +279,7 @@ class TransactionDriver:
             f"transactional id {self._id}: EndTxn was refused, but it, or an earlier copy of it, "
             f"may have been carried out: the transaction may be "
             f"{'committed' if commit else 'open'}; "
-            f"close the producer, a new one starts clean: {error.message}",
+            f"close the producer and create a new one: {error.message}",
             code=error.code,
             outcome=Outcome.UNKNOWN,
         )

@@ -519,7 +519,7 @@ class Metadata:
             text = f"partition {partition} is not among the {count} of topic {topic!r} {limit}"
         code = self.topic_error(topic)
         if code and self._last_error is None:
-            text += f": the brokers answer {error_code(code).name}"
+            text += f": the brokers respond with {error_code(code).name}"
             if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 text += "; create the topic, or let brokers do it (auto.create.topics.enable=true "
                 text += "there, allow_auto_create_topics=True here)"
@@ -539,4 +539,4 @@ class Metadata:
         tried = ", ".join(f"{node.host}:{node.port}" for node in nodes[:5])
         more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
         why = f": {self._last_error}" if self._last_error is not None else ""
-        return f"; no usable answer from {tried}{more}{why}"
+        return f"; no usable response from {tried}{more}{why}"

@@ -212,7 +212,7 @@ class ResponseMerger:
             self._topics[name] = self._with_live_leaders(known)
         else:
             logger.warning(
-                "topic %s is gone: %d answers in a row did not have it (%s)",
+                "topic %s is gone: %d responses in a row did not have it (%s)",
                 name,
                 misses,
                 error_code(code).name,
@@ -371,8 +371,8 @@ class ResponseMerger:
             self._lower_epochs[key] = count
             return True
         logger.warning(
-            "partition %s: leader epoch %d instead of %d in %d answers in a row; was the topic "
-            "deleted and created again?",
+            "partition %s: leader epoch %d instead of %d in %d responses in a row; was the "
+            "topic deleted and created again?",
             key,
             epoch,
             known.leader_epoch,

@@ -397,5 +397,5 @@ class MetadataUpdater:
         if not body.brokers:
             # Request it from another broker: a broker that is still starting may not know any
             # brokers yet (F54 in docs/faults.md).
-            return BrokerError(f"node {node_id} answered with an empty list of brokers")
+            return BrokerError(f"node {node_id} responded with an empty list of brokers")
         return None

@@ -309,7 +309,8 @@ class BatchCompletion:
         """End the producer. Pending and later records fail with NOT_SENT and a text that contains
         the cause."""
         fatal = error.copy().with_(
-            message=f"the producer cannot send any more since: {error.message}",
+            message="the producer can no longer send, because of an earlier error: "
+            f"{error.message}",
             outcome=Outcome.NOT_SENT,
         )
         self._source.on_fatal(fatal)

@@ -49,7 +49,9 @@ def batch_error(
     hint = code.hint
     if code.number == Code.CLUSTER_AUTHORIZATION_FAILED and not batch.has_sequence:
         hint = ""  # the hint is about idempotence, which this producer does not use
-    happened = f"broker {broker} answered {code.name} to" if cause is None else "no answer to"
+    happened = "no response to"
+    if cause is None:
+        happened = f"broker {broker} responded with {code.name} to"
     parts = [
         f"{batch.topic_partition}: {happened} attempt {batch.attempts} after "
         f"{now - batch.created_at:.3f} s"
@@ -112,7 +114,7 @@ def delivery_timeout_error(
     code, cause = batch.last_failure
     if not attempts:
         code, cause = "never sent", network
-    reason = code or "no answer yet"
+    reason = code or "no response yet"
     if cause is not None:
         reason += f": {cause.message}"
     elif waits_for:

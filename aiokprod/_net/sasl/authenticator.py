@@ -114,7 +114,7 @@ class SaslAuthenticator:
         if isinstance(response, SaslAuthenticateResponse) and self._chosen:
             self._check_answer(response)
             return AuthTask(lambda: self._next(response))
-        raise self._error("answered out of turn")
+        raise self._error("sent an unexpected response")
 
     @redacted(AuthenticationError)
     async def _first(self) -> AuthenticationStep:
@@ -139,7 +139,7 @@ class SaslAuthenticator:
             and name not in response.mechanisms
         ):
             raise self._error(
-                f"does not offer {name} (it offers {offered}), and nothing else is tried",
+                f"does not offer {name} (it offers {offered}), and no other mechanism is tried",
                 Code.UNSUPPORTED_SASL_MECHANISM,
             )
         if response.error_code != Code.NONE:

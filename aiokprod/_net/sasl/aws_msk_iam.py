@@ -62,7 +62,7 @@ class AwsMskIam:
             answer = None
         if not isinstance(answer, dict) or answer.get("version") != _VERSION:
             raise AuthenticationError(
-                f"AWS_MSK_IAM: the broker's answer is not of version {_VERSION}"
+                f"AWS_MSK_IAM: the broker's response is not of version {_VERSION}"
             )
         return None
 

@@ -136,7 +136,7 @@ class Gssapi:
     def _step(self, challenge: bytes | None) -> bytes:
         token: bytes | None = self._context.step(challenge)
         if self._context.complete and not self._login.is_mutual(self._context):
-            raise AuthenticationError("GSSAPI: the broker did not prove itself")
+            raise AuthenticationError("GSSAPI: the broker did not authenticate itself")
         return token or b""
 
     def _choose_layer(self, challenge: bytes) -> bytes:
@@ -145,7 +145,7 @@ class Gssapi:
             raise AuthenticationError("GSSAPI: the broker's offer of security layers is malformed")
         if not offer[0] & _NO_LAYER:
             raise AuthenticationError(
-                "GSSAPI: the broker insists on a security layer, which Kafka does not have"
+                "GSSAPI: the broker requires a security layer, which Kafka does not support"
             )
         # The bytes are the chosen layer (none) and the maximum message size, which is 0 without a
         # layer. The authorization id is left empty, so the principal applies.

@@ -84,12 +84,12 @@ class OAuthBearer:
                 f"OAUTHBEARER: the token provider failed with {type(error).__name__}"
             ) from None
         if not isinstance(given, (str, Secret)) or given == "":
-            raise AuthenticationError("OAUTHBEARER: the token provider gave no token")
+            raise AuthenticationError("OAUTHBEARER: the token provider returned no token")
         token = await revealed(as_secret(given))
         if len(token) > _MAX_TOKEN or _TOKEN.fullmatch(token) is None:
-            raise AuthenticationError("OAUTHBEARER: what the provider returned is not a token")
+            raise AuthenticationError("OAUTHBEARER: the provider's result is not a valid token")
         if expiry_ms(token) <= self._unix_ms():
-            raise AuthenticationError("OAUTHBEARER: the token provider gave an expired token")
+            raise AuthenticationError("OAUTHBEARER: the token provider returned an expired token")
         return token
 
     def _extensions(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class OAuthBearer:
                 or _EXTENSION_KEY.fullmatch(key) is None
                 or _EXTENSION_VALUE.fullmatch(value) is None
             ):
-                raise AuthenticationError("OAUTHBEARER: an extension is not as RFC 7628 wants it")
+                raise AuthenticationError("OAUTHBEARER: an extension does not conform to RFC 7628")
         return dict(given)
 
     def _reason(self, challenge: bytes) -> str:

@@ -171,7 +171,7 @@ class Scram:
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
             raise self._error("the broker's nonce does not extend ours")
         if _NONCE.fullmatch(nonce) is None:
-            raise self._error("the broker's nonce has characters it may not have")
+            raise self._error("the broker's nonce contains invalid characters")
         salt = self._base64(salt_text)
         if not salt:
             raise self._error("the broker sent an empty salt")

@@ -784,7 +784,7 @@ def test_waiter_times_out_with_the_topic_error_as_cause() -> None:
         with pytest.raises(MetadataTimeout, match="topic 't' is not in the metadata") as caught:
             await cache.wait_for_topic("t", deadline=now + 60)
         assert isinstance(caught.value.__cause__, UnknownTopic)
-        assert "no usable answer" not in str(caught.value)
+        assert "no usable response" not in str(caught.value)
 
     in_time(test)
 
@@ -812,7 +812,7 @@ def test_waiter_without_any_answer_yet_times_out_naming_the_addresses() -> None:
         cache = metadata(bootstrap_servers=servers)
         with pytest.raises(MetadataTimeout) as caught:
             await cache.wait_for_topic("t", deadline=now + 1)
-        assert "no usable answer from boot-0:1, boot-1:1" in str(caught.value)
+        assert "no usable response from boot-0:1, boot-1:1" in str(caught.value)
         assert str(caught.value).endswith("boot-4:1 and 2 more")
 
     in_time(test)
