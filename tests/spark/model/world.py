@@ -153,11 +153,7 @@ class World:
         ):
             if not self.strikes(name, 0.7):
                 continue
-            apis = (
-                rng.choice(_DRIVERS)
-                if role == "committer"
-                else None
-            )
+            apis = rng.choice(_DRIVERS) if role == "committer" else None
             most = 30 if apis is None else 6
             self._triggers.append(
                 Trigger(driver, role, apis, rng.randrange(1, most), rng.random() < 0.5, act)
