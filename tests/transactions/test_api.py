@@ -469,7 +469,7 @@ async def test_record_that_waits_while_its_transaction_ends_does_not_get_into_th
     async with producer.transaction():
         await producer.send("t", b"v", partition=0)
         cluster.create_topic("new", 1)
-        results: list[Any] = await asyncio.gather(waiting, return_exceptions=True)
+        results: list[Any] = [*await asyncio.gather(waiting, return_exceptions=True)]
     errors = list(results[0].errors.values()) if bulk else results
     assert [type(error) for error in errors] == [TransactionError] * (1 + bulk)
     assert {error.outcome for error in errors} == {Outcome.NOT_SENT}
