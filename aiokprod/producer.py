@@ -843,7 +843,8 @@ class Producer(Generic[K, V]):
         await self._transactions.end(commit=True, timeout=timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Abort: unsent records fail, and no record of the transaction becomes visible.
+        """Abort: unsent records fail, and no record of the transaction becomes visible. A
+        `send_offsets_to_transaction` of another task that is in progress fails.
 
         Raises:
             KafkaTimeout: no definite response yet. Call `abort_transaction` again, or begin the
@@ -905,7 +906,9 @@ class Producer(Generic[K, V]):
         was aborted because of a transient error, repeat it up to `retries` times.
 
         A transaction is not repeated after a commit with an unknown outcome, because that could
-        duplicate all its records.
+        duplicate all its records. If the function sends from several tasks, it must end them before
+        it returns or raises (`asyncio.TaskGroup` does, `asyncio.gather` does not): a task that
+        continues would send its next records in the repeated transaction.
 
         Raises: the exceptions of the function and of `transaction`.
         """

@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_CONCURRENT: Final = ("abort_transaction", "send_offsets_to_transaction")
+"""The abort may be called while offsets are being sent, for example after another task of the
+transaction has failed: the wait for the offsets then ends with an error."""
+
 _ABORTABLE: Final = frozenset({TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR})
 
 
@@ -63,7 +67,7 @@ class Transactions:
         self._max_block = max_block
         self._on_call = on_call
         self._queue_of = queue
-        self._busy: str | None = None
+        self._busy: tuple[str] | None = None  # name of the call; a new tuple for every call
 
     async def initialise(self) -> None:
         """Obtain the producer id; see `Producer.start`. Several tasks may wait for it at once."""
@@ -72,11 +76,12 @@ class Transactions:
             with self._measured("init") as start:
                 await calls.initialise(start + self._max_block)
 
-    async def begin(self, timeout: float | None) -> None:
-        """See `Producer.begin_transaction`."""
+    async def begin(self, timeout: float | None) -> object:
+        """See `Producer.begin_transaction`. Return the identity of the transaction."""
         check_timeout("begin_transaction", timeout)
         with self._alone("begin_transaction") as calls, self._measured("begin") as start:
             await calls.begin(self._deadline(timeout, start))
+            return calls.manager.transaction
 
     async def end(self, *, commit: bool, timeout: float | None) -> None:
         """See `Producer.commit_transaction` and `abort_transaction`."""
@@ -106,10 +111,23 @@ class Transactions:
                 outcome=Outcome.NOT_SENT,
             ) from None
 
-    async def send_offsets(self, offsets: Any, group: Any, timeout: float | None) -> None:
-        """See `Producer.send_offsets_to_transaction`."""
+    async def send_offsets(
+        self, offsets: Any, group: Any, timeout: float | None, transaction: object | None = None
+    ) -> None:
+        """See `Producer.send_offsets_to_transaction`.
+
+        Args:
+            transaction: identity of the transaction that the offsets belong to; None for the open
+                one.
+        """
         check_timeout("send_offsets_to_transaction", timeout)
         with self._alone("send_offsets_to_transaction") as calls:
+            if transaction is not None and transaction is not calls.manager.transaction:
+                raise TransactionError(
+                    "send_offsets: this transaction has ended, and its offsets must not become "
+                    "part of the next one",
+                    outcome=Outcome.NOT_SENT,
+                )
             calls.manager.check_open()
             checked, member = checked_offsets(offsets), group_metadata(group)
             if checked:
@@ -148,17 +166,19 @@ class Transactions:
                 f"{name}: this producer has no transactions; create it with transactional_id=..., "
                 "a name that is the same after a restart and different in every instance"
             )
-        if self._busy is not None:
+        busy = self._busy
+        if busy is not None and (name, *busy) != _CONCURRENT:
             raise TransactionError(
-                f"{name}: {self._busy} is in progress in another task; a producer allows one "
+                f"{name}: {busy[0]} is in progress in another task; a producer allows one "
                 "transactional call at a time",
                 outcome=Outcome.NOT_SENT,
             )
-        self._busy = name
+        self._busy = mine = (name,)
         try:
             yield calls
         finally:
-            self._busy = None
+            if self._busy is mine:
+                self._busy = None
 
     @contextlib.contextmanager
     def _measured(self, call: TransactionCall) -> Iterator[float]:
@@ -183,9 +203,10 @@ class Transaction:
     Records are sent with the producer's own calls. The body must not end the transaction itself.
 
     An exception of the body is raised again after the abort. If the abort fails too, its error is
-    only logged. If a commit fails with AbortableTransactionError, the transaction is aborted before
-    the error is raised. A commit without a definite response raises KafkaTimeout: the outcome is
-    unknown, and ``await producer.commit_transaction()`` continues to wait for it.
+    only logged. If a commit fails with AbortableTransactionError, or with TransactionError because
+    another task is still sending offsets, the transaction is aborted before the error is raised. A
+    commit without a definite response raises KafkaTimeout: the outcome is unknown, and ``await
+    producer.commit_transaction()`` continues to wait for it.
 
     Cancellation aborts the transaction. A second cancellation ends only the wait for the abort; the
     next transaction waits until the abort has ended.
@@ -194,9 +215,10 @@ class Transaction:
     def __init__(self, transactions: Transactions, timeout: float | None) -> None:
         self._transactions = transactions
         self._timeout = timeout
+        self._identity: object | None = None
 
     async def __aenter__(self) -> Self:
-        await self._transactions.begin(self._timeout)
+        self._identity = await self._transactions.begin(self._timeout)
         return self
 
     async def __aexit__(
@@ -210,13 +232,17 @@ class Transaction:
             return
         try:
             await self._transactions.end(commit=True, timeout=self._timeout)
-        except (AbortableTransactionError, asyncio.CancelledError) as error:
+        except (TransactionError, asyncio.CancelledError) as error:
+            # A plain TransactionError: another transactional call is in progress.
             await self.abort_after(error)
             raise
 
     async def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
-        """See `Producer.send_offsets_to_transaction`."""
-        await self._transactions.send_offsets(offsets, group_metadata, self._timeout)
+        """See `Producer.send_offsets_to_transaction`. After the end of this transaction, the call
+        raises TransactionError, even if another transaction is open."""
+        await self._transactions.send_offsets(
+            offsets, group_metadata, self._timeout, self._identity
+        )
 
     async def abort_after(self, reason: BaseException) -> None:
         """Abort the transaction if it is open. An error of the abort is logged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from aiokprod import (
     ProducerRecord,
     TransactionError,
 )
+from aiokprod._engine.identity.transaction_progress import TxnProgress
 from aiokprod.testing.fake_cluster import (
     FakeCluster,
     answer_late,
@@ -506,3 +508,125 @@ async def test_run_transaction_repeats_if_records_of_threads_delay_the_commit(
     await producer.run_transaction(work, timeout=2.0)
     assert late[0].exception(0).outcome is Outcome.NOT_SENT
     assert committed(cluster) == [b"v"]
+
+
+@pytest.mark.parametrize("how", ["send", "submit", "send_many", "send_threadsafe"])
+@transactional(cluster={"auto_create": False}, max_block_ms=3_000)
+async def test_run_transaction_after_one_of_gathered_calls_failed_has_each_record_once(
+    cluster: FakeCluster, producer: Producer[Any, Any], how: str
+) -> None:
+    await producer.start()
+    attempts = 0
+
+    async def send(value: bytes) -> None:
+        if how == "send":
+            await producer.send("new", value, partition=0)
+        elif how == "submit":
+            await (await producer.submit("new", value, partition=0))
+        elif how == "send_many":
+            (await producer.send_many("new", [value], partition=0)).raise_for_errors()
+        else:
+            await asyncio.wrap_future(producer.send_threadsafe("new", value, partition=0))
+
+    async def fail_once() -> None:
+        await asyncio.sleep(0.01)
+        if attempts == 1:
+            raise AbortableTransactionError("one call failed")
+
+    async def work(_: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 2:
+            asyncio.get_running_loop().call_later(0.5, cluster.create_topic, "new", 1)
+        await producer.send("t", b"v", partition=0)
+        await asyncio.gather(send(b"0"), send(b"1"), fail_once())
+
+    await producer.run_transaction(work, timeout=20.0)
+    await asyncio.sleep(10)
+    assert attempts == 2
+    assert committed(cluster) == [b"v"]
+    assert sorted(committed(cluster, "new")) == [b"0", b"1"]
+
+
+@transactional()
+async def test_run_transaction_aborts_and_repeats_while_another_task_sends_offsets(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """For example the other tasks of an `asyncio.gather` in which one call failed."""
+    attempts = 0
+
+    async def fail_once() -> None:
+        await asyncio.sleep(0.1)
+        if attempts == 1:
+            raise AbortableTransactionError("one call failed")
+
+    async def work(txn: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        await producer.send("t", b"v", partition=0)
+        await asyncio.gather(txn.send_offsets({("in", 0): attempts}, "g"), fail_once())
+
+    cluster.control(COMMIT_OFFSETS, delay(2.0), times=1)
+    await producer.run_transaction(work)
+    assert attempts == 2
+    assert committed(cluster) == [b"v"]
+    assert cluster.transactions.committed_offsets == {"g": {("in", 0): 2}}
+
+
+@transactional()
+async def test_transaction_that_ends_while_a_task_sends_offsets_is_aborted(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    sending: list[asyncio.Task[None]] = []
+
+    async def unfinished() -> None:
+        async with producer.transaction() as txn:
+            await producer.send("t", b"aborted", partition=0)
+            sending.append(asyncio.create_task(txn.send_offsets({("in", 0): 1}, "g")))
+            await asyncio.sleep(0.1)
+
+    cluster.control(COMMIT_OFFSETS, delay(2.0), times=1)
+    with pytest.raises(TransactionError, match="in progress in another task"):
+        await unfinished()
+    with pytest.raises(TransactionError, match="aborted"):
+        await sending[0]
+    await one(producer, b"next")
+    assert committed(cluster) == [b"next"]
+    assert cluster.transactions.committed_offsets == {}
+
+
+@transactional()
+async def test_send_offsets_of_an_ended_transaction_does_not_add_to_the_next_one(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    async with producer.transaction() as ended:
+        await producer.send("t", b"v", partition=0)
+    async with producer.transaction() as txn:
+        await txn.send_offsets({("in", 0): 20}, "g")
+        with pytest.raises(TransactionError, match="has ended"):
+            await ended.send_offsets({("in", 0): 10}, "g")
+    assert cluster.transactions.committed_offsets == {"g": {("in", 0): 20}}
+
+
+@transactional(max_block_ms=1_000)
+async def test_failed_transaction_is_freed_without_the_garbage_collector(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    """The traceback of the error refers to the transaction in which the record was sent."""
+
+    def transactions() -> int:
+        return sum(isinstance(found, TxnProgress) for found in gc.get_objects())
+
+    await producer.start()
+    gc.collect()
+    gc.disable()
+    try:
+        before = transactions()
+        for _ in range(5):
+            await producer.begin_transaction()
+            with contextlib.suppress(KafkaError):
+                await producer.send("t", b"v", partition=77)
+            await producer.abort_transaction()
+        assert transactions() == before
+    finally:
+        gc.enable()

@@ -23,8 +23,8 @@ from aiokprod import (
 from aiokprod._engine.identity.transaction_progress import PendingEndTxn
 from aiokprod._engine.identity.transaction_requests import end
 from aiokprod._engine.identity.transaction_states import TxnState
-from aiokprod.errors import BrokerError
-from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_answer, lose_request
+from aiokprod.errors import BrokerError, Code
+from aiokprod.testing.fake_cluster import FakeCluster, delay, lose_answer, lose_request, refuse
 from aiokprod.testing.fake_cluster.control import Reaction
 from aiokprod.testing.fake_cluster.transactions import Phase
 from aiokprod.testing.virtual import run
@@ -33,6 +33,7 @@ from tests.scenarios.scenario_helpers import make_producer, now, until
 from tests.transactions.transaction_helpers import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
+    COMMIT_OFFSETS,
     END,
     ID,
     INIT,
@@ -314,3 +315,35 @@ async def test_copy_of_an_addition_that_arrives_after_the_end_does_not_fence_the
     await one(producer, b"next")
     values = [b"v"] * (1 + (api == ADD_PARTITIONS)) if commit else []
     assert sorted(committed(cluster)) == sorted([*values, b"next"])
+
+
+@transactional(protocols=(1,), request_timeout_ms=2_000, delivery_timeout_ms=60_000)
+async def test_copy_of_an_offset_commit_that_arrives_in_the_next_transaction_is_fenced(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    async with producer.transaction() as txn:
+        cluster.control(COMMIT_OFFSETS, delay(10.0), times=1)
+        await txn.send_offsets({("in", 0): 10}, "g")
+    async with producer.transaction() as txn:
+        await txn.send_offsets({("in", 0): 20}, "g")
+        await asyncio.sleep(20)  # the copy of the first request arrives
+    assert cluster.transactions.committed_offsets == {"g": {("in", 0): 20}}
+
+
+@transactional(protocols=(1,))
+async def test_refused_additions_without_a_lost_request_need_no_new_epoch(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await one(producer, b"first")
+    async with producer.transaction() as txn:
+        await producer.send("t", b"v", partition=0)
+        for api, code in (
+            (ADD_PARTITIONS, Code.CONCURRENT_TRANSACTIONS),
+            (ADD_OFFSETS, Code.COORDINATOR_LOAD_IN_PROGRESS),
+            (COMMIT_OFFSETS, Code.NOT_COORDINATOR),
+        ):
+            cluster.control(api, refuse(code), times=2)
+        await producer.send("t", b"v", partition=1)
+        await txn.send_offsets({("in", 0): 1}, "g")
+    await one(producer, b"last")
+    assert cluster.count(INIT) == 1

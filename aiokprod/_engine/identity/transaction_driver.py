@@ -204,6 +204,8 @@ class TransactionDriver:
             codes=requests.committed_codes,
             expected=list(job.offsets),
         )  # fmt: skip
+        if not tv2:
+            self._note_lost(result)
         if self._apply_result(TxnApi.COMMIT_OFFSETS, result):
             manager.offsets_accepted(job)
 
@@ -222,10 +224,11 @@ class TransactionDriver:
         return self._apply_result(TxnApi.ADD_OFFSETS, result)
 
     def _note_lost(self, result: _RequestResult) -> None:
-        """A copy of a request that adds to the transaction may still arrive, even if the request
-        was repeated with success. After the end of the transaction it would start another one,
-        which the coordinator would abort at its timeout, fencing this producer. Brokers that cannot
-        bump the epoch (before 2.5) leave no choice."""
+        """Require a new epoch if a copy of the request may still arrive, even if the request was
+        repeated with success. After the end of the transaction, AddPartitionsToTxn and
+        AddOffsetsToTxn would start another one, which the coordinator would abort at its timeout,
+        fencing this producer. TxnOffsetCommit would add its offsets to the next transaction, after
+        the newer ones. Brokers that cannot bump the epoch (before 2.5) leave no choice."""
         if result.lost and self._manager.can_bump:
             self._manager.progress.needs_bump = True
 

@@ -148,12 +148,12 @@ class TransactionManager:
 
     @property
     def transaction(self) -> object | None:
-        """The open or last transaction."""
-        return self.progress
+        """The identity of the open or last transaction."""
+        return self.progress.identity
 
     def check_same(self, transaction: object | None) -> None:
         """Raises if another transaction has begun since `transaction`."""
-        if transaction is not None and transaction is not self.progress:
+        if transaction is not None and transaction is not self.progress.identity:
             raise misuse(
                 "the transaction in which the record was sent ended before the record was in a "
                 "batch; it was not sent"
@@ -189,7 +189,7 @@ class TransactionManager:
         batch. `raised` is False if the error is returned in a result, which the caller may not
         check before the commit. A record of an earlier `transaction` does not count."""
         lost = not raised or isinstance(error, _LOST_RECORDS)
-        own = transaction is None or transaction is self.progress
+        own = transaction is None or transaction is self.progress.identity
         if self.state is TxnState.IN_TRANSACTION and lost and own:
             self.abort_with(error)
 

@@ -99,6 +99,8 @@ class TxnProgress:
         error: the error after which the transaction can only be aborted.
         discard: the error for batches that must not be sent any more; None once the sender has
             dropped them.
+        identity: stands for this transaction in calls that wait. It refers to nothing, because the
+            traceback of an error, which keeps it, may be referenced by `error`.
     """
 
     tv2: bool = False
@@ -112,6 +114,7 @@ class TxnProgress:
     prepared: bool = False
     error: AbortableTransactionError | None = None
     discard: KafkaError | None = None
+    identity: object = field(default_factory=object, repr=False, compare=False)
 
     def note(self, view: CoordinatorView) -> None:
         """Raise `view` to at least this value."""
