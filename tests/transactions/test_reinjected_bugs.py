@@ -20,8 +20,8 @@ from tests.transactions.transaction_helpers import END, PRODUCE, committed, one,
 
 pytestmark = pytest.mark.matrix
 
-CHANCES = 60
-"""Number of simulation seeds within which each bug must be detected. The slowest bug needed 17."""
+CHANCES = 200
+"""Number of simulation seeds within which each bug must be detected. The slowest bug needed 73."""
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
