@@ -107,8 +107,8 @@ async def test_turn_that_is_dropped_ends() -> None:
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> None:
-    """The garbage collector may run there and delete the slot in the traceback of an interrupted
-    call."""
+    """The garbage collector may run in any thread and delete the slot in the traceback of an
+    interrupted call."""
 
     async def main() -> None:
         quota = two_brokers()

@@ -111,8 +111,8 @@ class Query:
         return messages
 
     def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
-        """Simulate the death of a driver after `ended` EndTxn requests, or with None before its
-        decision is written."""
+        """Simulate the death of a driver after `ended` EndTxn requests, or, with None, before it
+        writes its decision."""
         options = SinkOptions.parse(self.options)
         ender = TransactionEnder(options, batch)
 
@@ -270,7 +270,7 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
             patch.setattr(transactional_task._Run, "_mark", die)
         else:
             patch.setattr("aiokprod._client.transactions.Transactions.prepare", die)
-        # An exception of the iterator belongs to Spark and is raised unchanged.
+        # An exception raised by the iterator comes from Spark and is raised unchanged.
         with pytest.raises(Crash if then else SinkError, match=point):
             query.task(1, 0, 3, then=then)
     replayed = query.run(1)  # the next attempt of Spark
