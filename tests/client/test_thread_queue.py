@@ -626,7 +626,7 @@ def test_records_end_at_once_if_the_producer_fails_or_its_loop_is_closed() -> No
         )
         await producer.start()
         await producer.warm(["t"])
-        cluster.pause(1)  # no batch is acknowledged, even a full one
+        cluster.pause(1)  # from now on, no batch is acknowledged
 
         def send() -> None:
             records = []

@@ -349,7 +349,7 @@ def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
         query.task(1, number, 3)
     from aiokprod.spark import driver_commit
 
-    driver_commit._swept.clear()  # a new driver process has an empty cache
+    driver_commit._swept.clear()  # empty the cache, as in a new driver process
     query.run(1, 2)
     query.settle()
     assert_numbers(query.read(), 2 * ROWS)
