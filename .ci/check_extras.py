@@ -32,7 +32,8 @@ library."""
 
 
 def failure(wheel: Path, extra: str) -> str:
-    """Install and test an extra. Return the last line of the error, or an empty text on success."""
+    """Install and test an extra. Return the last line of the error, or an empty string on
+    success."""
     with tempfile.TemporaryDirectory(prefix="aiokprod-extra-") as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         python = f"{folder}/bin/python"

@@ -109,7 +109,7 @@ def unit(name: str) -> str:
 
 
 def values(check: object) -> str:
-    """Return the range or the choices of a check, or an empty text if any value of the type is
+    """Return the range or the choices of a check, or an empty string if any value of the type is
     valid."""
     from aiokprod._config import fields, security
 

@@ -104,9 +104,9 @@ async def serving(
             background and repeats it until it succeeds, so that the application starts even if
             Kafka is down. Until then the probes `/startupz` and `/readyz` respond with 503. The
             first failure is logged as WARNING.
-        drain_s: limit of the drain in seconds; 0 fails pending records at once; None stands for
-            close_timeout_ms. Must be less than the time after which the platform kills the process,
-            minus the time that the server waits for requests.
+        drain_s: maximum time of the drain in seconds; 0 fails pending records at once; None stands
+            for close_timeout_ms. Must be less than the time after which the platform kills the
+            process, minus the time that the server waits for requests.
         on_report: called with the report of the drain, which is also logged and stored in
             `producer.drain_report`.
 

@@ -106,7 +106,7 @@ class ProducerConfig:
             max.message.bytes of the topics, because a larger batch is rejected and sent again in
             parts. With a transactional_id the default is 8 * batch_size, at most max_request_size.
             (Java has no such setting.)
-        buffer_memory: limit of the bytes of records without an outcome.
+        buffer_memory: maximum total size of the records without an outcome, in bytes.
         max_block_ms: maximum time a call waits for metadata and memory together.
         close_timeout_ms: maximum time that the end of ``async with`` waits for the outcomes of
             pending records; -1 sets no limit. Does not apply to `close()`. The default is shorter

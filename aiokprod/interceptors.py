@@ -74,7 +74,7 @@ class InterceptorChain(InterceptorCalls):
         record_size_bound(None, None, record.headers)
 
     def failed(self, interceptor: ProducerInterceptor, method: str, error: Exception) -> None:
-        """Log the exception of an interceptor, which is otherwise ignored."""
+        """Log an exception raised by an interceptor. It is otherwise ignored."""
         logger.warning(
             "interceptor %s failed in %s", type(interceptor).__name__, method, exc_info=error,
             extra=log_fields("user_code_failed", error=error, hook=method),

@@ -309,7 +309,7 @@ class Metrics(Observer):
         self._counters["metadata_updates"] += 1
 
     def plugin_failed(self, plugin: object, method: str) -> None:
-        """Count an exception of a plug-in or observer."""
+        """Count an exception raised by a plug-in or observer."""
         name = f"{type(plugin).__name__}.{method}"
         self.plugin_errors[name] = self.plugin_errors.get(name, 0) + 1
 
@@ -328,8 +328,9 @@ def _count(errors: dict[str, int], error: KafkaError, records: int) -> None:
 
 
 class ObserverChain(Observer):
-    """Combines several observers, each of which may lack hooks. Exceptions of a hook are logged,
-    the first one with its traceback, and affect neither the producer nor the other observers.
+    """Combines several observers, each of which may lack hooks. Exceptions raised by a hook are
+    logged, the first one with its traceback, and affect neither the producer nor the other
+    observers.
 
     Args:
         on_failure: called with the observer and the name of the hook for each exception.

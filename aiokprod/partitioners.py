@@ -277,8 +277,9 @@ def choose(
 
 
 def calls_of(partitioner: Partitioner) -> Callable[..., Any]:
-    """Return the function that `choose` calls. An exception of the partitioner becomes the cause of
-    a ConfigError, whose text does not quote the exception, because that may contain the record."""
+    """Return the function that `choose` calls. An exception raised by the partitioner becomes the
+    cause of a ConfigError, whose text does not quote the exception, because that may contain the
+    record."""
     if isinstance(partitioner, CallablePartitioner):
         function: Callable[..., Any] = partitioner.function
     else:

@@ -361,8 +361,8 @@ class Producer(Generic[K, V]):
 
         Args:
             topics: names of the topics to which records will be sent.
-            timeout: limit of the check in seconds, greater than 0. Each check that is not completed
-                in time is a finding.
+            timeout: maximum time of the check in seconds, greater than 0. Each check that is not
+                completed in time is a finding.
 
         Returns:
             The findings, errors first; empty if nothing was found. docs/check.md lists them.

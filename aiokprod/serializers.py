@@ -395,7 +395,7 @@ class BoundSerializer(FieldSerializer):
         raise self.failure(topic, data, error) from error
 
     def failure(self, topic: str, data: Any, error: Exception) -> SerializationError:
-        """Return the error for an exception of the serializer.
+        """Return the error for an exception raised by the serializer.
 
         The text of the exception may quote the record, so it is not included, unless the exception
         is a `SerializerProblem`.

@@ -34,7 +34,7 @@ class TopicProfile:
     Attributes:
         linger_ms: maximum time in milliseconds that a batch of the topic waits for more records.
             Batches wait that long even if the broker is idle (`adaptive_linger` does not apply) or
-            gets batches of other topics meanwhile, unless they are full, `buffer_memory` is
+            gets batches of other topics during that time, unless they are full, `buffer_memory` is
             exhausted, or a flush, a transaction or the producer is ending.
         batch_size: target size of a batch in bytes, 0 or more, at most `max_request_size` and
             `buffer_memory`; 0 sends records one by one.

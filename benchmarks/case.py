@@ -183,7 +183,7 @@ def is_way(case: Case) -> bool:
 
 
 def unable(case: Case) -> str:
-    """Return why this client cannot run this case, or an empty text if it can."""
+    """Return why this client cannot run this case, or an empty string if it can."""
     if case.scenario not in _SCENARIOS_OF[case.client]:
         return f"its scenarios are {', '.join(_SCENARIOS_OF[case.client])}"
     family = case.client.split("-")[0]

@@ -42,7 +42,7 @@ Times = Mapping[str, float]
 
 
 def encode(text: str) -> bytes:
-    """Encode a text. A serializer in Python."""
+    """Encode a string. A serializer in Python."""
     return text.encode()
 
 

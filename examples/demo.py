@@ -109,7 +109,7 @@ async def produce(
 
 
 def percentiles(seconds: list[float]) -> str:
-    """Return a text with p50, p95, p99 and the maximum in milliseconds."""
+    """Return p50, p95, p99 and the maximum in milliseconds, as a string."""
     ordered = sorted(seconds)
 
     def at(share: float) -> float:

@@ -17,7 +17,7 @@ from aiokprod import KafkaError, Producer, ProducerRecord, RecordMetadata
 class Tracing:
     """Intercepts each record before its serialization, and once when it has its outcome.
 
-    Exceptions of an interceptor are logged and do not affect the record.
+    Exceptions raised by an interceptor are logged and do not affect the record.
     """
 
     def __init__(self) -> None:

@@ -24,13 +24,11 @@ def interrupted_everywhere(
     Args:
         make: returns the call.
         work: runs in another thread during the interruption, which waits for it, like a handler
-            that
-            waits for the event loop.
+            that waits for the event loop.
 
     Returns:
         The results of the interrupted calls. The last call is not interrupted; `work` then runs
-            when the
-            call blocks, if it does.
+            when the call blocks, if it does.
     """
     results: list[R] = []
     workers: list[threading.Thread] = []

@@ -80,7 +80,7 @@ class Secrets:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, text: object) -> None:
-        """Search for this text from now on. Short texts are ignored: they would be found by
+        """Search for this string from now on. Short strings are ignored: they would be found by
         chance."""
         if not isinstance(text, str) or len(text) < _SHORTEST_SECRET or text in self._found:
             return

@@ -176,7 +176,7 @@ def test_python_in_the_docs_compiles(path: Path) -> None:
     "path", sorted([*DOCS.glob("*.md"), *DOCS.glob("migration/*.md")]), ids=lambda path: path.stem
 )
 def test_pages_for_users_link_only_pages_of_the_folder(path: Path) -> None:
-    """A user may have only this folder; the index says where the other files are."""
+    """A user may have only this folder, so only the index may link files outside it."""
     for name in re.findall(r"\]\((\.\./[^)#]+)", path.read_text(encoding="utf-8")):
         inside = (path.parent / name).resolve().is_relative_to(DOCS)
         assert inside or path.name == "index.md", name

@@ -140,7 +140,8 @@ def test_the_service_outlasts_an_outage(election: bool) -> None:
 
 
 def test_a_record_fails_with_the_batch_that_it_joins_in_an_outage() -> None:
-    """A call of `send` may end before `delivery_timeout_ms` has passed since its start."""
+    """The delivery timeout counts from the creation of the batch, so a call of `send` that joins an
+    older batch fails before `delivery_timeout_ms` has passed since its start."""
 
     async def main() -> None:
         cluster = FakeCluster(3)

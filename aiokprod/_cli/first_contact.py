@@ -19,7 +19,7 @@ up. Does not apply if max_block_ms is given."""
 
 RECENT_S: Final = 3.0
 """Length in seconds of the last part of `LIMIT_S`, in which every server must fail again. A server
-that does not fail in this time may have started meanwhile, and be slow."""
+that does not fail in this time may have started in the meantime and be slow."""
 
 
 async def connected(

@@ -364,7 +364,7 @@ def _csv(name: str, file: BinaryIO, options: Namespace) -> Iterator[Block]:
 
 def _skip_row(name: str, lines: _Lines) -> None:
     """Read the rest of a row that the strict reader rejected. A quoted field after the error may
-    extend over more lines, which are not rows."""
+    span further lines, which must not be read as rows."""
     lenient = csv.reader(itertools.chain(tuple(lines.row), lines))
     try:
         next(lenient, None)

@@ -129,7 +129,8 @@ class DeliveryWatch:
             self._timer = None
 
     def outage(self, now: float) -> str | None:
-        """Return a text about the current outage, or None. Its records may have expired already.
+        """Return a description of the current outage, or None. Its records may have expired
+        already.
 
         A partition recovers with an acknowledgment, a topic with its metadata. Otherwise its outage
         ends `OUTAGE_KEPT_S` seconds after the last check at which it was stalled.

@@ -172,7 +172,7 @@ class RecordFuture(concurrent.futures.Future[RecordMetadata]):
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Call the function when the record has its outcome or was cancelled; at once if that has
-        already happened. Exceptions of the function are logged."""
+        already happened. Exceptions raised by the function are logged."""
         self._watched().callbacks.append(fn)
         if self._state != PENDING:
             self._call_watchers()

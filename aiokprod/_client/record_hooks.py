@@ -30,7 +30,8 @@ class RecordHooks(HookCalls):
     """Calls the interceptors and plug-ins of one producer, and its observer for refused records.
 
     Args:
-        on_failure: called with the plug-in and the method name after each exception of a plug-in.
+        on_failure: called with the plug-in and the method name after each exception raised by a
+            plug-in.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RecordHooks(HookCalls):
         return located(_as_kafka_error(asyncio.CancelledError()), topic, partition)
 
     def failed(self, plugin: object, method: str, error: Exception) -> None:
-        """Count and log an exception of a plug-in, which is otherwise ignored."""
+        """Count and log an exception raised by a plug-in. It is otherwise ignored."""
         if self._on_failure is not None:
             self._on_failure(plugin, method)
         key = (id(plugin), method)

@@ -38,7 +38,7 @@ def late_error(delivery: Delivery, timeout: float, reason: str) -> DeliveryTimeo
     record's handle.
 
     Args:
-        reason: text about the cause of the delay.
+        reason: a description of the cause of the delay.
     """
     withdrawn = delivery.withdrawn
     return DeliveryTimeout(

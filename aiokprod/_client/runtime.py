@@ -321,7 +321,7 @@ class Runtime:
         failure.__cause__ = cause
         try:
             self._stop_with(failure)
-        except BaseException:  # an exception of a signal handler interrupted the call
+        except BaseException:  # an exception raised by a signal handler interrupted the call
             self._stop_with(failure)
             raise
         if self.on_failure is not None:

@@ -240,7 +240,8 @@ class BulkSender:
             self._on_unreadable(error)
 
     def _on_unreadable(self, error: Exception) -> None:
-        """Handle an exception of the caller's iterator. Raise it if no record was processed yet."""
+        """Handle an exception raised by the caller's iterator. Raise it if no record was processed
+        yet."""
         if not self.position:
             raise error
         self._break_off(unreadable("iterable of records", "record", self.position, error))

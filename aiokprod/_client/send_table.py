@@ -76,8 +76,8 @@ class TableReader:
     async def next(self, done: Chunk | None) -> Chunk | None:
         """Release `done` and return the next batch, or None at the end.
 
-        Raises the exceptions of the stream. After a cancellation, `close` releases the batch that
-        was read ahead.
+        Raises the exceptions that the stream raises. After a cancellation, `close` releases the
+        batch that was read ahead.
         """
         if self._stream.is_single:
             return _exchange(self._stream, done)

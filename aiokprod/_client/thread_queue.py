@@ -91,8 +91,9 @@ class ThreadQueue:
         self.thread = threading.get_ident()
         self.forked = False
         # The locks are reentrant, because a signal handler that interrupts the main thread may send
-        # records too. The loop takes no lock under which a caller calls functions: a signal handler
-        # that interrupts such a call may wait for the loop.
+        # records too. The loop never takes a lock that a caller holds while it calls other
+        # functions: a signal handler that interrupts such a call may wait for the loop, and both
+        # would wait forever.
         self.outcomes = threading.RLock()
         self._lock = threading.RLock()
         self._room = ThreadWaits()
@@ -412,7 +413,8 @@ class ThreadQueue:
             link.record = None
             if record.cancelled():
                 record.end_cancelled()
-            else:  # other code has cancelled the task, such as a shutdown that cancels all tasks
+            else:
+                # Other code, such as a shutdown that cancels all tasks, has cancelled this task.
                 self._refuse(record, tried=True)
         elif (error := task.exception()) is not None:
             link.record = None

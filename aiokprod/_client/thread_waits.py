@@ -57,9 +57,9 @@ class ThreadWaits:
 
     def wake(self) -> None:
         """Make all waiting threads check their condition again. Does not block."""
-        for _ in range(len(self._turns)):  # excludes threads that wait again meanwhile
+        for _ in range(len(self._turns)):  # excludes threads that begin a new wait during the loop
             try:
                 turn = self._turns.popleft()
-            except IndexError:  # a waiting thread has removed its lock meanwhile
+            except IndexError:  # in the meantime, a waiting thread has removed its lock
                 return
             turn.release()

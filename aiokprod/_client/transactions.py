@@ -202,11 +202,11 @@ class Transaction:
 
     Records are sent with the producer's own calls. The body must not end the transaction itself.
 
-    An exception of the body is raised again after the abort. If the abort fails too, its error is
-    only logged. If a commit fails with AbortableTransactionError, or with TransactionError because
-    another task is still sending offsets, the transaction is aborted before the error is raised. A
-    commit without a definite response raises KafkaTimeout: the outcome is unknown, and ``await
-    producer.commit_transaction()`` continues to wait for it.
+    An exception raised by the body is raised again after the abort. If the abort fails too, its
+    error is only logged. If a commit fails with AbortableTransactionError, or with TransactionError
+    because another task is still sending offsets, the transaction is aborted before the error is
+    raised. A commit without a definite response raises KafkaTimeout: the outcome is unknown, and
+    ``await producer.commit_transaction()`` continues to wait for it.
 
     Cancellation aborts the transaction. A second cancellation ends only the wait for the abort; the
     next transaction waits until the abort has ended.

@@ -46,7 +46,7 @@ class UnreadFailures:
             self._loop.call_soon_threadsafe(self._report)
         except RuntimeError:  # the loop is closed
             self._report()
-        except BaseException:  # an exception of a signal handler
+        except BaseException:  # an exception raised by a signal handler
             self._is_scheduled = False
             raise
 

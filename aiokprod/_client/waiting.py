@@ -24,7 +24,7 @@ _NEARLY: Final = 0.8
 """Fraction of `STALL_S` after which a partition counts as stalled if another one is stalled."""
 
 _NAMED: Final = 3
-"""Maximum number of causes in a text, and of partitions for each cause."""
+"""Maximum number of causes in a description, and of partitions for each cause."""
 
 
 def stall_after(lifetime: float) -> float:
@@ -58,9 +58,9 @@ class WaitingPartition:
             acknowledgment of this partition; see `PartitionQueue.waits_since`.
         stalled: True if `silent_s` is at least `stall_after`. If another partition is stalled,
             `_NEARLY` times `STALL_S` is enough.
-        attempts, last_code: number of attempts of the oldest batch, and the error code of its last
-            failed attempt.
-        reason: a text about the event for which the records wait.
+        attempts, last_code: number of attempts to send the oldest batch, and the error code of the
+            last failed attempt.
+        reason: a description of the event for which the records wait.
     """
 
     queue: PartitionQueue
@@ -81,7 +81,7 @@ class WaitingPartition:
 @dataclass(frozen=True, slots=True)
 class WaitingTopic:
     """The calls that wait for the metadata of a topic. `silent_s` is the duration of the wait in
-    seconds, and `reason` a text about its cause."""
+    seconds, and `reason` a description of its cause."""
 
     topic: str
     calls: int
@@ -115,7 +115,7 @@ class Waiting:
         return max(waits, default=0.0)
 
     def cause(self) -> str | None:
-        """Return a text about the causes of stalled records and calls, or None if nothing is
+        """Return a description of the causes of stalled records and calls, or None if nothing is
         stalled."""
         by_reason: dict[str, list[str]] = {}
         records: dict[str, int] = {}
@@ -196,14 +196,14 @@ def _leader(batch: ProducerBatch) -> int | None:
 
 
 def reason_of(runtime: Runtime, batch: ProducerBatch, now: float) -> str:
-    """Return a text about the event for which a batch waits."""
+    """Return a description of the event for which a batch waits."""
     return _reason(
         runtime, batch.queue, _leader(batch), batch.last_failure[0], batch.attempts > 0, now
     )
 
 
 def reason_of_partition(runtime: Runtime, queue: PartitionQueue, now: float) -> str:
-    """Return a text about the event for which the oldest records of a partition wait."""
+    """Return a description of the event for which the oldest records of a partition wait."""
     if queue.batches:
         return reason_of(runtime, queue.batches[0], now)
     leader = queue.wire_node if queue.in_flight else queue.node

@@ -1,4 +1,4 @@
-"""Waits for the first metadata, or until no bootstrap server could be reached."""
+"""Waits until the first metadata arrives or every bootstrap server has failed."""
 
 from __future__ import annotations
 

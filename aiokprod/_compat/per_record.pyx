@@ -138,7 +138,7 @@ def encoded_headers(content_type, headers not None):
             is sent as an empty value.
         headers: mapping from names to str or None.
     """
-    # `headers` may be another mapping, because the union of a dict and a mapping can have its type.
+    # `headers` is not always a dict: `a_dict | mapping` may return the type of `mapping`.
     cdef dict by_name = headers if type(headers) is dict else dict(headers)
     cdef list pairs = []
     cdef object name, value

@@ -27,8 +27,8 @@ cdef class FieldSerializer:
 
     Derived classes define the methods that need no compiled code:
 
-    - `recover(topic, data, error)` handles an exception of the serializer: it raises the error for
-      the caller or returns another result;
+    - `recover(topic, data, error)` handles an exception raised by the serializer: it raises
+      the error for the caller or returns another result;
     - `checked(topic, data, result)` handles a result that is neither bytes nor None: it converts
       the result to bytes, returns an awaitable unchanged, and raises for anything else.
 

@@ -227,7 +227,8 @@ class KafkaChannel:
         return chunks
 
     def write_completed(self) -> None:
-        """Complete the newest request if it expects no response, once all its bytes are written.
+        """Complete the newest request if it expects no response, once all its bytes have been
+        written.
 
         Older requests may still be waiting for their responses.
         """

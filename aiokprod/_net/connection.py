@@ -221,8 +221,9 @@ class Connection(asyncio.Protocol):
                 fails, the response has an error and `maybe_written` is false. If no version could
                 be chosen, its `version` is -1.
             timeout: seconds after which the connection is closed if there is no response.
-            max_version: upper limit of the negotiated version.
-            expect_response: False for acks=0: the request completes when its bytes are written.
+            max_version: upper limit for the negotiated version.
+            expect_response: False for acks=0: the request completes when its bytes have been
+                written.
 
         Raises:
             NotReady: `can_send` is false (a bug in the caller).
@@ -435,7 +436,7 @@ class Connection(asyncio.Protocol):
         except BaseException as error:
             self._owner.callback_failed(error)
             if not isinstance(error, Exception):
-                raise  # an exception of a signal handler, such as KeyboardInterrupt
+                raise  # an exception raised by a signal handler, such as KeyboardInterrupt
 
     def _become_ready(self, event: Ready) -> None:
         lifetime = self.channel.session_lifetime_s

@@ -50,7 +50,8 @@ class InFlightRequest:
         on_done: called with the `Response`; None for the channel's internal requests.
         created: time of the call of `send`.
         deadline: time after which the connection counts as dead; postponed by throttling.
-        expect_response: False for acks=0; the request then completes when its bytes are written.
+        expect_response: False for acks=0; the request then completes when its bytes have been
+            written.
         maybe_written: True once the bytes were passed to the transport, so the broker may have
             received them.
         excused: True if the deadline was already extended because the event loop was blocked.
@@ -108,7 +109,7 @@ class InFlightRequests:
 
     def complete_written(self) -> InFlightRequest | None:
         """Remove and return the newest request if it expects no response, otherwise return None.
-        Called when all bytes are written."""
+        Called when all bytes have been written."""
         if not self._requests or self._requests[-1].expect_response:
             return None
         request = self._requests.pop()

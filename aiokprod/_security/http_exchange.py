@@ -31,7 +31,8 @@ class HttpRequest:
         body: None for a request without a body.
         tls: context for the connection; None for the system's CAs.
         timeout_s: seconds from the start of the thread to the last byte of the response.
-        max_answer: limit of the body in bytes. One byte more is read, to detect a longer body.
+        max_answer: maximum size of the response body in bytes. One more byte is read, to detect a
+            longer body.
     """
 
     method: str
@@ -87,7 +88,7 @@ class HttpExchange:
         ended = asyncio.Event()
 
         def wake(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # raised if the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # raised if the loop has been closed
                 loop.call_soon_threadsafe(ended.set)
 
         self.answer.add_done_callback(wake)

@@ -117,7 +117,7 @@ class AIOKafkaProducer:
         bootstrap_servers: "host:port", several separated by commas, or a list; 9092 is the default
             port.
         defaults: "aiokprod" uses aiokprod's defaults for arguments that are not given (acks="all",
-            idempotence, larger batches); one log record with level WARNING lists the differences.
+            idempotence, larger batches); one log record at level WARNING lists the differences.
             "aiokafka" uses aiokafka's defaults.
         loop, api_version: deprecated and ignored, as in aiokafka.
         settings: settings that only aiokprod has, such as `buffer_memory` or `plugins`.

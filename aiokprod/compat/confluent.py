@@ -197,14 +197,14 @@ class AIOProducer:
     Args:
         producer_conf: settings with librdkafka's names. The mapping is not changed. Settings that
             are not given have aiokprod's defaults, but the default partitioner is librdkafka's.
-        max_workers, executor, batch_size, buffer_timeout: ignored, because there are no threads,
-            and batches are sent without a timer of this class.
+        max_workers, executor, batch_size, buffer_timeout: ignored: this class has neither threads
+            nor a batch timer.
         environment: network and clocks, for tests.
 
     Raises:
         ConfigError: a setting is refused, unknown or invalid; the message contains the reason.
 
-    One log record with level WARNING names the settings that have no effect. `producer` is the
+    One log record at level WARNING lists the settings that have no effect. `producer` is the
     `aiokprod.Producer` that sends the records.
     """
 

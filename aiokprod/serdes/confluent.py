@@ -93,7 +93,7 @@ class ConfluentSerializer:
 
         Raises:
             RepeatableProblem: the registry rejected the request.
-            Others: other exceptions of the inner serializer.
+            Others: other exceptions raised by the inner serializer.
         """
         context = self._context(topic, self.field, headers)
         if self._is_async:

@@ -245,7 +245,7 @@ class Registry:
         headers: further headers of each request, such as those that Confluent Cloud needs in
             addition to a token.
         cache: maximum number of cached schemas; the oldest is dropped first.
-        timeout_s: seconds for all attempts of a request together.
+        timeout_s: seconds for all attempts to send a request together.
         allow_cleartext: allow credentials and `headers` over http. If False, they are allowed only
             on the loopback interface.
         transport: sends the requests instead of the standard library.
@@ -401,7 +401,7 @@ class Registry:
         raise failure
 
     def _failure(self, error: Exception, url: str, subject: str) -> RegistryError:
-        """Return the error for an exception of an attempt."""
+        """Return the error for an exception raised by an attempt."""
         parts = urlsplit(url)
         where = f"{parts.scheme}://{parts.netloc}"
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -483,7 +483,7 @@ class Registry:
         def release(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(slots.release)
-            except RuntimeError:  # the loop was closed meanwhile; its slots are no longer used
+            except RuntimeError:  # the loop has been closed; its slots are no longer used
                 return
 
         exchange.answer.add_done_callback(release)
@@ -515,7 +515,8 @@ class Registry:
 
 
 def _described(error: Exception) -> RepeatableProblem:
-    """Return the error for an exception of a secret, token provider or user's transport."""
+    """Return the error for an exception raised by a secret, a token provider or a user's
+    transport."""
     if isinstance(error, KafkaError):  # the text of these errors is for users
         return RepeatableProblem(f"the request to the registry failed: {error.message}")
     return RepeatableProblem(f"the request to the registry failed ({type(error).__name__})")

@@ -102,7 +102,7 @@ def describe(
     transactional: bool,
     row: int | None = None,
 ) -> SinkError:
-    """Return the exception of a failed task attempt.
+    """Return the exception to raise for a failed task attempt.
 
     Args:
         error: the first failure.
@@ -138,5 +138,5 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def describe_early(error: BaseException) -> SinkError:
-    """Return the exception of a task attempt that failed before its first row."""
+    """Return the exception to raise for a task attempt that failed before its first row."""
     return describe(error, Counts(), where="start of the task", transactional=False)

@@ -56,8 +56,8 @@ class AiokprodDataSource(DataSource):
             return self._writer(schema, job=uuid.uuid4().hex[:JOB_DIGITS])
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> AiokprodWriter:
-        """Return the writer of a streaming query, with the checks of `writer`. `overwrite` is True
-        for the output mode complete, but every result is appended nevertheless."""
+        """Return the writer of a streaming query, with the checks of `writer`. `overwrite=True`
+        stands for Spark's output mode `complete`, but every result is appended nevertheless."""
         with redacted(self.options):
             refuse_shown_key(self.options, "a stream")
             return self._writer(schema, job=None)

@@ -67,7 +67,8 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(self._counted(coroutine), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and return its result. An interrupted wait cancels it.
+        """Run a coroutine on the loop and return its result. If the wait is interrupted, the
+        coroutine is cancelled.
 
         Raises:
             TimeoutError: the coroutine took longer than `timeout` seconds and was cancelled.
@@ -96,7 +97,8 @@ class LoopThread:
     async def borrowed(
         self, key: Hashable, make: Callable[[], Awaitable[C]], *, keep: bool
     ) -> AsyncIterator[C]:
-        """Yield the client stored under `key`, or a new client. An error closes the client.
+        """Yield the client stored under `key`, or a new client. If the block raises, the client is
+        closed.
 
         With `keep`, the client is stored for the next task, and closed after `IDLE_SECONDS` without
         use.

@@ -202,7 +202,7 @@ class JavaNode:
         return self._process
 
     def log_tail(self, lines: int = 30) -> str:
-        """Returns the last lines of the node's log, or an empty text if there is no log."""
+        """Return the last lines of the node's log, or an empty string if there is no log."""
         with contextlib.suppress(OSError):
             return "\n".join(
                 self.log_file.read_text(errors="replace").splitlines()[-lines:],

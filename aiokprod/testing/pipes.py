@@ -71,7 +71,8 @@ class Pipe:
     Attributes:
         latency_s: delay in seconds, or a function that returns the delay. Bytes stay in order.
         bytes_per_s: bandwidth, or None if unlimited.
-        window: limit of bytes in flight or unread. Further bytes stay in the sender's write buffer.
+        window: maximum number of bytes in flight or unread. Further bytes stay in the sender's
+            write buffer.
         chunk: maximum number of bytes per delivery, or None to deliver all bytes that have arrived.
         stalled: True if no bytes are delivered until `resume()`.
         cut_at: position in the stream after which the link breaks.

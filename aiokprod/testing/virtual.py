@@ -266,7 +266,7 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def describe_leaks(self) -> str:
         """Return the tasks, timers and transports that remain after a run, one per line. Return an
-        empty text if none remain."""
+        empty string if none remain."""
         lines = [f"task {task.get_name()}: {_waits_in(task)}" for task in self.pending_tasks()]
         lines += [
             f"timer {timer!r}" for timer in self.pending_timers() if not _has_no_object(timer)

@@ -55,7 +55,7 @@ def session(name: str) -> Any:
 
 
 def stream(servers: str, work: Path) -> None:
-    """Run the streaming program until all months are written."""
+    """Run the streaming program until all months have been written."""
     spark = session("flights-stream")
     months = (
         spark.readStream.schema(pipeline.SCHEMA)

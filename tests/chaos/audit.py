@@ -78,8 +78,7 @@ def read_log(servers: str, topic: str, *, bare: bool = False) -> Log:
 
     Raises:
         AssertionError: a partition cannot be read to its end, for example because a transaction was
-            left
-            open.
+            left open.
     """
     reader = _Reader(topic, bare=bare)
     ends = _end_offsets(servers, topic)
@@ -248,12 +247,10 @@ def judge(
 
     Args:
         topic_made_at: the topic was deleted and recreated at this time: records acknowledged before
-            may
-            be lost with the old topic.
+            may be lost with the old topic.
         grown: its partitions were doubled: a key may be in a second partition.
         partitions: initial number of partitions. A key is where murmur2 puts it among those, or
-            among
-            twice as many once they were doubled.
+            among twice as many once they were doubled.
     """
     verdict = Verdict(records=len(told["state"]))
     state = told["state"]

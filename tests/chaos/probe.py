@@ -117,7 +117,7 @@ class Availability:
         if answer is None:
             return
         if answer.error_code:
-            self._leaders.clear()  # deleted; a recreated topic starts with epoch 0 again
+            self._leaders.clear()  # the topic was deleted: a new one restarts at epoch 0
         for partition in answer.partitions:
             known = self._leaders.get(partition.partition_index, (-1, -1))
             told = (partition.leader_epoch, partition.leader_id)

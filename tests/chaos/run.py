@@ -208,8 +208,8 @@ def _wrong(
 
     Args:
         recovered: seconds to the first commit after the fault; None without transactions.
-            Transactional
-            records also wait for the transaction coordinator, which `gaps` does not include.
+            Transactional records also wait for the transaction coordinator, which `gaps` does not
+            include.
     """
     allowed = workload == "plain"
     wrong = verdict.wrong(duplicates_allowed=allowed)

@@ -175,7 +175,8 @@ def test_record_with_the_key_of_another_is_corrupt() -> None:
 def _message(
     number: int, value: bytes, key: bytes | None, *, headers: Any = "own", stamp: int = 0
 ) -> Any:
-    """Return a message as from confluent-kafka, by default with what the worker sends."""
+    """Return a message like those from confluent-kafka; by default, its headers and timestamp are
+    the ones that the worker sends."""
     own = list(headers_of(number)) or None
     return SimpleNamespace(
         error=lambda: None, value=lambda: value, key=lambda: key, partition=lambda: 4,

@@ -96,7 +96,8 @@ def test_a_limit_that_is_given_holds(name: str) -> None:
 
 
 def test_a_server_that_accepts_connections_has_the_usual_time() -> None:
-    """Such a server may only be slow. The contact ends when its request times out after 30 s."""
+    """Such a server may only be slow, so the contact must not end before its request times out
+    after 30 s."""
     cluster = all_dead()
 
     async def freeze() -> None:

@@ -472,7 +472,8 @@ def test_the_text_report_says_what_is_in_the_log(
     served.call(lambda: served.cluster.fail_produce(("t", 0), Code.INVALID_RECORD))
     code, out, _ = run("produce", "-b", served.servers, "-t", "t", str(lines))
     assert code == 1
-    # The last line has no line end. It may or may not be part of the first call.
+    # The last line does not end with a newline, so it may be in the first call of `send_many` or in
+    # the second.
     assert re.search("^[34] failed, not in the log: the broker rejected them$", out, re.MULTILINE)
     assert f"{lines}, record 1: " in out
     assert "no record of the input is in the log" in out

@@ -605,7 +605,8 @@ def test_entries_of_other_types_and_subclasses_of_records() -> None:
 
 
 def test_slow_generator_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The generator may be slow, so the clock is read after each record."""
+    """A generator may be slow, so the clock must be read after each record, and the loop must
+    continue before the next record."""
     monkeypatch.setattr(
         "aiokprod._client.runtime.YieldQueue", functools.partial(YieldQueue, slice_length=-1.0)
     )

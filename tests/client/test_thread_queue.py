@@ -169,7 +169,8 @@ def test_records_in_the_queue_of_a_producer_that_fails_fail() -> None:
 
 
 def test_task_that_appends_waiting_records_may_be_cancelled_by_others() -> None:
-    """A shutdown may cancel every task. The records are then not sent."""
+    """A shutdown may cancel the task. Its records must then fail as not sent, and later records
+    must be sent."""
 
     async def main(producer: Producer[Any, Any], cluster: FakeCluster) -> None:
         cluster.auto_create = False
@@ -625,7 +626,7 @@ def test_records_end_at_once_if_the_producer_fails_or_its_loop_is_closed() -> No
         )
         await producer.start()
         await producer.warm(["t"])
-        cluster.pause(1)  # no batch is acknowledged, even a full one
+        cluster.pause(1)  # from now on, no batch is acknowledged
 
         def send() -> None:
             records = []

@@ -362,8 +362,8 @@ async def test_cancelling_the_future_does_not_stop_the_record() -> None:
 
 @in_virtual_time
 async def test_an_exception_in_one_result_does_not_affect_the_others() -> None:
-    """A signal handler may raise such an exception. As with other callbacks, the loop's exception
-    handler receives it."""
+    """A signal handler may raise an exception in the callback of one result. The loop's exception
+    handler must receive it, and the other results must arrive."""
 
     def partition_of(topic: str, partition: int) -> TopicPartition:
         if partition == 1:

@@ -83,8 +83,8 @@ def test_the_field_that_replaces_a_setting_is_the_one_of_its_entry(name: str) ->
 
 
 def test_no_setting_without_a_counterpart_has_the_name_of_a_field() -> None:
-    """A field that is added later may have the meaning of a setting that has no counterpart in the
-    table."""
+    """If a field is later added under a name that the table lists without a counterpart, the table
+    must be updated: the field may be that counterpart."""
     without = [
         name for name, key in {**KEYS, **_PYTHON_KEYS}.items()
         if key.support in (Support.REFUSED, Support.WITHOUT_EFFECT)

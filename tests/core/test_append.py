@@ -247,7 +247,8 @@ def test_roll_without_a_batch_counts_nothing() -> None:
 
 
 def test_headers_changed_by_someone_else_while_a_batch_is_rolled_do_no_harm() -> None:
-    """Opening a batch may compress the previous batch. Other threads run during the compression."""
+    """Opening a batch may compress the previous batch. Other threads run during the compression and
+    may change the headers, but the record must have the headers of the call."""
     harness = idle_harness()
     headers: list[tuple[str, bytes | None]] = [("h", b"x")]
 

@@ -39,7 +39,8 @@ _LATE_S: Final = 0.3
 other scripts do not delay a script until near its deadlines."""
 
 _SPOILT_S: Final = 0.5
-"""Sum of such lateness that invalidates the scripts played meanwhile: near a deadline of some."""
+"""Total lateness of such timers that invalidates the scripts played at that time: a deadline of
+some of them may be near."""
 
 _CALM_TICKS: Final = 4
 """Number of consecutive punctual timers before an invalidated script is played again."""

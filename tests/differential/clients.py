@@ -38,8 +38,7 @@ class Report:
     Attributes:
         partition, offset: place of an acknowledged record; -1 if not reported.
         label: "" for success, else "timeout", "code N" or the error's class. Clients are compared
-            by
-            it.
+            by it.
         error, message: class and text of the error.
         outcome: aiokprod only: not_sent, rejected or unknown.
         fatal: librdkafka only: the producer can no longer be used.

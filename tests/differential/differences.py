@@ -54,8 +54,7 @@ class Row:
         explains: returns True if a finding of a script is this difference.
         follows: further differences of the same script may follow from this one: a producer that
             continues where the other one is dead sends other requests and gets other responses.
-                This
-            never explains a broken rule.
+            This never explains a broken rule.
         by_timing: the difference depends on the timing of the other client, so a run may not show
             it.
     """

@@ -360,7 +360,7 @@ def _produce_offset_minus_1(
 
 @_edit(PRODUCE, "produce-no-hints")
 def _produce_no_hints(cluster: FakeCluster, request: Request, message: Any, value: int) -> Any:
-    """There are no leader hints, as from gateways without KIP-951."""
+    """The response has no leader hints, like the responses of gateways without KIP-951."""
     if request.version < HINTS_FROM:
         return message
     return replace(

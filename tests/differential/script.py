@@ -71,9 +71,8 @@ class Break:
 
     Attributes:
         how: "reset" before a byte of the response, "half" after eight bytes of it, "close" in
-            order,
-            "silent" leaves the connection open without a response, "garbage" sends bytes that no
-            client can read, "correlation" sends the correlation id of another request.
+            order, "silent" leaves the connection open without a response, "garbage" sends bytes
+            that no client can read, "correlation" sends the correlation id of another request.
         process: the request is executed first.
     """
 
@@ -173,8 +172,7 @@ class Script:
         mode: kind of producer: idempotent, plain (one request in flight), or transactional with the
             first or the second protocol.
         steps: in order. A fresh producer starts before the first step. After the last step all
-            faults
-            end, a fresh record is sent and the producer is closed.
+            faults end, a fresh record is sent and the producer is closed.
         settings: producer settings by Java's names, which override `COMMON` and `LONG`.
         profile: Kafka version that the brokers emulate.
         batching: records submitted together share a batch; otherwise each has a separate batch.

@@ -110,8 +110,7 @@ class Evidence:
         pauses: s between successive Produce requests.
         left_open: connections that the brokers still had after close.
         met: (number of the fault in the script, what it affected) in order: the values of records,
-            or
-            the name of the request.
+            or the name of the request.
     """
 
     client: str
@@ -135,7 +134,7 @@ class Evidence:
 
     @property
     def gone(self) -> bool:
-        """True if the client's process ended meanwhile."""
+        """True if the client's process ended during the script."""
         reports = [one.report for one in self.sent] + [one.report for one in self.calls]
         return any(report is not None and report.label == GONE for report in reports)
 

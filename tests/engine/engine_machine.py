@@ -81,13 +81,13 @@ def pick(sequence: Sequence[T], number: int) -> T:
 
 
 class Simulation:
-    """The steps of the machine. Their number arguments select among several choices; without a
-    choice the step does nothing.
+    """The steps of the machine. The argument `number` selects one of the possible targets of a
+    step; if there is none, the step does nothing.
 
     Args:
-        idempotent: no duplicates, and acknowledged records in order. Otherwise the order holds with
-            one
-            request in flight, and duplicates may follow unknown outcomes.
+        idempotent: check that the logs have no duplicates and that acknowledged records are in
+            order. If False, the order is checked only with one request in flight, and duplicates
+            are allowed.
     """
 
     def __init__(

@@ -307,7 +307,8 @@ async def accept_and_end(name: str, cluster: MockCluster, how: str) -> tuple[Tra
                 stack.enter_context(kept_ports(bootstrap_servers))
             for number in range(ACCEPTED):
                 await post(session, server, "clicks", f"accepted-{number}", traffic)
-        # Tests that run at the same time must not count against the limit.
+        # Raise the priority of the service, so that tests running in parallel do not make it exceed
+        # the time limit.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PGRP, server.process.pid, -20)
         seconds = await server.ended()

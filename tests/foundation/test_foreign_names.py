@@ -60,8 +60,8 @@ def test_clients_agree_on_the_meaning_of_a_name() -> None:
 
 
 def test_no_name_without_a_counterpart_is_spelled_as_a_field() -> None:
-    """A field that is added later may have the meaning of a name that has no counterpart in the
-    table."""
+    """If a field is later added under a name that the table lists without a counterpart, the table
+    must be updated: the field may be that counterpart."""
     spelled = {
         name for client, name in ROWS
         if FOREIGN_NAMES[client][name] is None and name.replace(".", "_") in FIELDS

@@ -92,8 +92,8 @@ def test_transactions_with_aborts_committed_ones_visible_in_order(
 def test_abort_right_after_a_commit_leaves_the_producer_usable(
     cluster: KafkaCluster, run: Run, topic: str
 ) -> None:
-    """The brokers may still write the markers of the commit, and may have received any part of the
-    new transaction."""
+    """During the abort, the brokers may still be writing the markers of the commit, and may have
+    received any part of the new transaction."""
     dice = random.Random(5)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.interrupts`: exceptions of signal handlers in the middle of calls.
+"""`python -m tests.interrupts`: signal handlers raise exceptions in the middle of calls.
 
     python -m tests.interrupts --executions 1000000
     python -m tests.interrupts --every            # each bytecode of each scene, once

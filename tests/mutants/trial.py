@@ -61,8 +61,8 @@ class Verdict:
 
     Attributes:
         result: "killed", "hung" (killed by a test that did not end), "survived", "open" (survived
-            the
-            first round, and the other rounds have not run) or "invalid" (it cannot be compiled).
+            the first round, and the other rounds have not run) or "invalid" (it cannot be
+            compiled).
         by: the round and the first test that failed; for a survivor, why its Spark round gave no
             verdict, if so.
         tests: number of tests that run the mutated line; -1 for Cython, where it is not recorded.

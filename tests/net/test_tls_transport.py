@@ -576,7 +576,8 @@ async def refusing(answer: bytes) -> AsyncIterator[tuple[int, list[None]]]:
 def test_handshake_that_fails_leaves_nothing_to_the_garbage_collector(
     run: Run, tmp_path: Path, how: str
 ) -> None:
-    """A client may retry a broker with a wrong certificate for hours."""
+    """A client may retry a broker with a wrong certificate for hours, so a failed attempt must
+    leave no reference cycles."""
     client, _ = contexts(tmp_path)
 
     async def main() -> None:

@@ -305,8 +305,8 @@ async def test_f06_frozen_leader_is_not_asked_who_leads_by_now(
 async def test_f06_frozen_idle_broker_holds_up_no_metadata(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The client may request the metadata of a new topic from it, although the others would
-    respond."""
+    """If the client requests the metadata of a new topic from the frozen broker, it must soon ask
+    another broker."""
     await history.submit_many(3, partitions=(0, 1, 2))
     await history.settle()
     cluster.pause(1, failover_s=1)
@@ -403,8 +403,8 @@ async def test_f06_frozen_leader_is_left_once_there_is_another(
 async def test_f05_blackhole_is_left_once_there_is_another_leader(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    """The connection attempt may take ten seconds, and no earlier error causes a metadata
-    request."""
+    """The connection attempt may take ten seconds, and no earlier error causes a metadata request.
+    The client must learn of the new leader sooner."""
     await history.send()
     cluster.network.blackhole("broker1", 9092)
     stuck = history.send_later()

@@ -515,10 +515,10 @@ def test_any_arguments_end_in_an_answer_or_a_documented_error(arguments: dict[st
 async def test_partition_that_try_submit_does_not_know_is_named(
     cluster: FakeCluster, producer: Producer[Any, Any], history: History
 ) -> None:
-    with pytest.raises(MetadataMissing, match="metadata of topic t are not known"):
+    with pytest.raises(MetadataMissing, match="metadata of topic t is not known"):
         producer.try_submit("t", b"", partition=3)
     await producer.warm(["t"])
-    with pytest.raises(MetadataMissing, match="metadata of partition 3 of topic t are not known"):
+    with pytest.raises(MetadataMissing, match="metadata of partition 3 of topic t is not known"):
         producer.try_submit("t", b"", partition=3)
 
 

@@ -36,7 +36,7 @@ HELD_S = 0.02
 """Seconds for which the first of the five requests is delayed."""
 SAMPLE = int(os.environ.get("AIOKPROD_IN_FLIGHT_CASES", "400"))
 
-# Options under which every record makes a separate batch and all five are sent together.
+# Options that put every record in its own batch, so that all five requests are sent together.
 ONE_EACH: dict[str, Any] = {"linger_ms": 0, "batch_size": 1}
 
 
@@ -162,7 +162,8 @@ def random_options(rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_storm_keeps_every_promise(seed: int) -> None:
-    """Three brokers, random deaths, moves, cuts and errors under load; then all must settle."""
+    """Three brokers under load, with random crashes, leader moves, cut connections and errors.
+    Afterwards every record must get an outcome."""
     rng = random.Random(seed)
 
     async def main() -> None:

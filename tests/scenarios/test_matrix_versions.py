@@ -137,7 +137,8 @@ async def round_trip_later(
 
 @pytest.mark.parametrize("profile", ["1.0", "2.1", "2.8", "3.9", "4.0"])
 def test_metadata_from_an_old_broker_and_produce_to_a_new_one(profile: str) -> None:
-    """During an upgrade topic ids may be missing although Produce 13 is available."""
+    """During an upgrade, metadata may lack topic ids although the leader supports Produce 13. The
+    records must be delivered."""
 
     async def main() -> None:
         async with harness(partitions=3, bootstrap_servers="broker1:9092") as (cluster, _, history):

@@ -537,8 +537,8 @@ def test_f71_callback_that_raises_does_not_stop_the_others() -> None:
         metadata = await producer.send("t", b"next", partition=0)
         assert metadata.offset == 10
         await producer.close(5)
-        # The exception of a callback goes to the loop's handler, as for any asyncio future, or to
-        # the log.
+        # An exception raised by a callback goes to the loop's exception handler, as with any
+        # asyncio future, or to the log.
         loop = clock()
         assert all("callback" in str(context.get("exception")) for context in loop.unhandled)
         loop.unhandled.clear()

@@ -160,7 +160,7 @@ def test_close_while_starting_closes_plugins_once_and_the_start_ends() -> None:
         cluster = FakeCluster(1)
         one = Everything()
         producer = make_producer(cluster, observer=one, transactional_id="x")
-        cluster.pause(1)  # no coordinator: the start has to wait
+        cluster.pause(1)  # freeze the coordinator, so that the start has to wait
         starting = asyncio.create_task(producer.start())
         await asyncio.sleep(0.5)
         assert not starting.done()

@@ -59,7 +59,7 @@ def test_unusable_client_key_is_in_no_frame_of_the_error_a_send_raises(
 
 
 class Surrogates:
-    """A text that cannot be encoded. `UnicodeEncodeError.object` would contain it."""
+    """A string that cannot be encoded. `UnicodeEncodeError.object` would contain it."""
 
     text = "canary \udc80 surrogates"
 

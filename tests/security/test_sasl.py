@@ -1097,7 +1097,7 @@ def test_s13_build_is_done_with_sockets_disabled(tmp_path: Path) -> None:
 
 
 def test_s11_no_text_of_a_configuration_is_a_name_of_code_or_a_reference(tmp_path: Path) -> None:
-    """A text in the configuration never loads a class, and never reads a file, variable or URL
+    """A string in the configuration never loads a class, and never reads a file, variable or URL
     (CVE-2023-25194)."""
     for key in (
         "sasl.login.callback.handler.class",

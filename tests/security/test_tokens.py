@@ -672,7 +672,7 @@ def test_connection_reset_before_its_tls_socket_exists_leaves_no_socket() -> Non
 def test_stuck_name_resolution_keeps_one_thread_however_often_a_token_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No system can interrupt a name resolution, so no second request starts meanwhile."""
+    """No system can interrupt a name resolution, so no second request may start until it ends."""
     stuck, calls = threading.Event(), []
 
     def getaddrinfo(host: str, *args: Any, **options: Any) -> Any:

@@ -28,11 +28,11 @@ BUGS = str(Path(__file__).parent.parent / "detection")
 
 
 class Interrupt(BaseException):
-    """An exception of a signal handler that must not be caught, like KeyboardInterrupt."""
+    """An exception that a signal handler raises. Must not be caught, like KeyboardInterrupt."""
 
 
 class TimeUp(Exception):
-    """An exception of a signal handler that may be caught, like the soft time limit of a job
+    """An exception that a signal handler raises. May be caught, like the soft time limit of a job
     runner."""
 
 

@@ -46,11 +46,9 @@ class Misfortunes:
             retention or because it had expired.
         incarnations: the clusters that were installed at the addresses of the first one.
         reborn: by log of a recreated topic, the time of its creation. A producer that uses topic
-            ids
-            cannot confuse it with the old topic.
+            ids cannot confuse it with the old topic.
         stopped: a broker had a controlled shutdown, after which it has only the newest batch of
-            each
-            producer.
+            each producer.
         wrapped: sequences of some partition were moved to just before the wrap.
         duplicated: partitions whose broker has once returned DUPLICATE_SEQUENCE_NUMBER.
         oldest_metadata: the minimum, over the brokers, of the highest supported Metadata version.

@@ -241,7 +241,7 @@ class Judge:
 
     def _check_timestamp(self, attempt: Attempt, place: Place) -> None:
         """Check the stored timestamp: the requested one, or the producer's wall clock during the
-        submission. A fault may have set that clock meanwhile."""
+        submission. A fault may have set that clock during the submission."""
         told = place.timestamp_ms
         if attempt.timestamp_ms is not None:
             _demand(told == attempt.timestamp_ms, "another timestamp: {} {}", attempt, place)

@@ -80,8 +80,7 @@ class Plan:
         executor_delay_s: seconds a worker thread takes to compress a batch.
         depth: maximum number of brokers that are down at the same time.
         ending: "heal" (all faults end), "close" (the producer is closed during faults) or
-            "stranger"
-            (other code cancels one of its tasks).
+            "stranger" (other code cancels one of its tasks).
         producer_epoch: epoch of the first producer id.
         temperaments: names of methods of `Temperaments`.
         last_fault: name of a method of `LastFault` (of `LAST_FAULTS`, or `RECREATED`), or "".

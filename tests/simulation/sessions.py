@@ -60,8 +60,7 @@ class Sessions:
 
         Raises:
             Violation: a request left after the client should have renewed its session, or a renewal
-                began
-                before the responses to all requests were received.
+                began before the responses to all requests were received.
         """
         renewed = 0
         for exchanges in wire.connections():

@@ -94,7 +94,7 @@ class UserObjects:
         refusals: why a record must fail, by number: the fault of an object.
         is_calm: the objects no longer do anything that would fail a record.
         stalls: the simulation's list of blocking calls.
-        interrupts: how many exceptions of hooks were passed to the loop.
+        interrupts: number of exceptions raised by hooks that were passed to the loop.
     """
 
     def __init__(self, seed: int, kinds: tuple[str, ...]) -> None:
@@ -213,7 +213,7 @@ class UserObjects:
     # -- judgment -------------------------------------------------------------------------------
 
     def check(self, judged: Judged) -> Iterator[str]:
-        """Yield a text for each contradiction."""
+        """Yield a description of each contradiction."""
         for number, count in self.serialized.items():
             if count > 1 and number >= 0:
                 yield f"the serializer was called {count} times for record {number}"
@@ -262,13 +262,11 @@ class Judged:
     Args:
         places: where each value was found.
         truncated: where each value was before its log was truncated. With acks=1 an acknowledged
-            record
-            may be lost this way.
+            record may be lost this way.
         is_own: the call ended for a reason that is not a `KafkaError`.
         has_offsets: brokers return offsets.
         touched: numbers of records within whose calls a signal handler raised: the return value of
-            an
-            object may have been dropped.
+            an object may have been dropped.
     """
 
     def __init__(

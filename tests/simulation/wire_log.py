@@ -338,7 +338,7 @@ def _exchange(at: float, frame: bytes, broker: tuple[str, int], lost_at: float) 
 
 
 def _hear(recording: Recording, found: list[Exchange]) -> None:
-    """Add the responses to the requests of a connection. Unreadable bytes end the connection, as
+    """Match the responses of a connection to its requests. Unreadable bytes end the connection, as
     they do in the client."""
     produced = next((one for one in found if one.api_key == PRODUCE), None)
     silent = produced is not None and _acks(produced) == 0  # a producer has one acks setting

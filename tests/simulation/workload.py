@@ -61,8 +61,8 @@ class Attempt:
     Attributes:
         partition: the requested partition; None: the producer's choice.
         began, admitted: numbers of the events "the call began" and "the record was accepted". A
-            record
-            that was admitted before another call began precedes the records of that call (P3).
+            record that was admitted before another call began precedes the records of that call
+            (P3).
         admitted_at: when the record was known to be admitted; None if it was not, or if no call
             reported it.
         limit_s: the time limit of the caller.
@@ -135,7 +135,7 @@ class PassedOn:
         self._allowed: list[BaseException] = []
 
     def note(self, raised: BaseException, frame: FrameType | None) -> None:
-        """Note an exception that is about to be raised in the caller of this frame.
+        """Record an exception that is about to be raised in the caller of this frame.
 
         An `Exception` in a call that a hook makes is logged as the failure of the hook, unless the
         hook catches it. While the failure of a hook is logged, every exception is passed to the
@@ -399,7 +399,7 @@ class Load:
         return task
 
     def _if_never_begun(self, attempt: Attempt) -> None:
-        """Note that the attempt's task was cancelled before its first step."""
+        """Record that the attempt's task was cancelled before its first step."""
         if attempt.result is None:
             self._end(attempt, asyncio.CancelledError())
 

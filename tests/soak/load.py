@@ -53,8 +53,7 @@ class Load:
         visitors, strays: producers created for one record, and their errors.
         errors: errors of sampled records and of visitors, by kind.
         latencies: seconds from submission to acknowledgment of sampled records; the reader clears
-            the
-            list.
+            the list.
         lag: longest delay of a timer since the reader set it to 0.
     """
 

@@ -68,7 +68,7 @@ class Deciding:
     async def start(self) -> None:
         Deciding.started += 1
         for cluster in self.clusters:
-            cluster.undecided = False  # InitProducerId aborts the open transaction
+            cluster.undecided = False  # abort it, as InitProducerId does
 
     async def close(self, timeout: float | None = None) -> None: ...
 

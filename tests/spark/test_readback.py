@@ -234,7 +234,7 @@ def test_hash_tells_headers_of_one_row_from_those_of_the_next() -> None:
 
 
 def test_hash_of_headers_passes_over_what_lies_beneath_a_null() -> None:
-    """The buffers of a null list may still contain elements."""
+    """The buffers of a null list may still contain elements, which must not change the hash."""
     inner = pa.array([{"key": "x", "value": b"1"}, {"key": "y", "value": b"2"}], HEADER_TYPE)
     hollow = pa.ListArray.from_arrays(
         pa.array([0, 1, 2], pa.int32()), inner, mask=pa.array([True, False])
@@ -246,8 +246,8 @@ def test_hash_of_headers_passes_over_what_lies_beneath_a_null() -> None:
 
 
 def test_hash_is_this_number() -> None:
-    """A replay compares its hash with a committed hash, which another version of aiokprod, Python
-    or pyarrow may have computed."""
+    """The hash must never change: a replay compares its hash with a committed hash, which another
+    version of aiokprod, Python or pyarrow may have computed."""
     headers = [{"key": "h", "value": b"\x00\xff"}, {"key": "", "value": None}]
     table = wide_table([(headers, 3, 1_700_000_000_123), (None, None, None), ([], -1, -1)])
     assert hash_rows(table) == 0x999177BFB7F5C7D2

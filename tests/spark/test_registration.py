@@ -103,7 +103,7 @@ def test_query_is_that_of_spark_unless_one_is_named() -> None:
 @pytest.mark.parametrize("classic", [True, False])
 def test_query_that_is_not_known_is_needed_for_exactly_once_only(classic: bool) -> None:
     frame = Frame(Spark(classic=classic))
-    with pytest.raises(ConfigError, match=r"give foreach_batch\(options, query_id=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"call foreach_batch\(options, query_id=\.\.\.\)"):
         foreach_batch(SERVERS | ONCE)(frame, 0)
     assert frame.saved == []
     for delivery in ({}, {"delivery": "at_least_once"}):

@@ -573,7 +573,8 @@ def test_delivery_that_fits_no_stream_is_refused(
 ) -> None:
     source = harness.source(**given)
     if text is None:
-        for overwrite in (False, True):  # `overwrite` is output mode complete
+        # `overwrite=True` stands for Spark's output mode `complete`.
+        for overwrite in (False, True):
             assert source.streamWriter(SCHEMA, overwrite=overwrite)._job is None
     else:
         with pytest.raises(ConfigError, match=text):

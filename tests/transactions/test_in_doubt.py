@@ -108,7 +108,8 @@ async def test_end_answered_with_concurrent_transactions_then_fenced_is_rejected
 async def test_end_in_doubt_stays_so_after_concurrent_transactions(
     cluster: FakeCluster, producer: Producer[Any, Any], processed: bool
 ) -> None:
-    """The concurrent transaction may be the one that the first copy of this EndTxn ended."""
+    """CONCURRENT_TRANSACTIONS may refer to the transaction that the first copy of this EndTxn
+    ended, so the outcome must stay unknown."""
     await producer.begin_transaction()
     await producer.send("t", b"v", partition=0)
     cluster.control(END, lose_answer() if processed else lose_request(), times=1)

@@ -469,7 +469,7 @@ async def test_f48_crash_readers_go_on_after_the_transaction_timeout(
 ) -> None:
     await producer.begin_transaction()
     await producer.send("t", b"lost", partition=0)
-    cluster.control(END, lose_request())  # the crashed process sends nothing more
+    cluster.control(END, lose_request())  # drop EndTxn, as if the process had crashed
     assert await until(lambda: stable(cluster)) <= 5.2
     cluster.script.clear()
 

@@ -372,7 +372,7 @@ class ClusterClient:
     async def _located(
         self, kind: CoordinatorKind, keys: list[str], deadline: float
     ) -> tuple[dict[Node, list[str]], str]:
-        """Return the keys by coordinator, and a text about why other coordinators are unknown."""
+        """Return the keys by coordinator, and the reason why the other coordinators are unknown."""
         unknown = [key for key in keys if (kind, key) not in self._coordinators]
         last = "no broker responded"
         try:

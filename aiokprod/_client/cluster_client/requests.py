@@ -314,7 +314,7 @@ async def group_offsets(
     Args:
         stable: wait until transactions that are ending have written their offsets (require_stable).
         on_code: called with the error code of every response, including retriable codes. An
-            exception of this function ends the call.
+            exception raised by this function ends the call.
 
     Returns:
         The first error code of the group or of a partition, and the offsets.

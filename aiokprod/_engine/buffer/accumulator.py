@@ -247,7 +247,7 @@ class RecordAccumulator:
         if queue.core is core:
             queue.core = None
         if core.record_count:
-            return  # a signal handler or a finalizer has appended a record meanwhile
+            return  # in the meantime, a signal handler or a finalizer has appended a record
         # Drop the reference: the application may keep handles of withdrawn records, which must not
         # keep the engine alive.
         core.owner = None
@@ -670,7 +670,7 @@ class RecordAccumulator:
         ]
 
     def note_undrainable(self, node_id: int, now: float) -> None:
-        """Note that batches are due for a broker that accepts no request now. The next `drain`
+        """Record that batches are due for a broker that accepts no request now. The next `drain`
         resets this.
 
         Source: Java `RecordAccumulator.updateNodeLatencyStats`.

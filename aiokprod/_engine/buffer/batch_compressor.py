@@ -97,7 +97,7 @@ class BatchCompressor:
             error = asyncio.CancelledError("compression was cancelled")
         else:
             error = job.exception()
-        if batch.state is COMPRESSING:  # false if the batch has expired meanwhile
+        if batch.state is COMPRESSING:  # false if the batch expired during the compression
             if error is None:
                 self._set_payload(batch, job.result())
             else:

@@ -35,9 +35,9 @@ class BatchGrowth:
         self._disabled: set[str] = set()
 
     def next_limit(self, batch: ProducerBatch, now: float) -> int:
-        """Return the new limit of a full batch's records section, in bytes: one `batch_size` more
-        than the current limit but at most `growth_limit`, or the current limit if the batch may not
-        grow."""
+        """Return the new maximum size of a full batch's records section, in bytes: one `batch_size`
+        more than the current limit but at most `growth_limit`, or the current limit if the batch
+        may not grow."""
         core: BatchCore = batch.core
         settings = batch.queue.settings
         if (

@@ -20,6 +20,6 @@ def plain_records(batch: ProducerBatch) -> bytes:
 
 
 def part_limit(batch: ProducerBatch) -> int:
-    """Return the limit of the records section of a part, in bytes before compression: batch_size
-    without the header, or half of the batch's records section if that is less."""
+    """Return the maximum size of the records section of a part, in bytes before compression:
+    batch_size without the header, or half of the batch's records section if that is less."""
     return max(1, min(batch.queue.settings.batch_size - HEADER_SIZE, batch.plain_size // 2))

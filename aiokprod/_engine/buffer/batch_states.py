@@ -29,7 +29,7 @@ class BatchState(enum.StrEnum):
     READY = "ready"  # encoded; waits to be sent, for the first time or again
     DRAINED = "drained"  # taken out of the queue to be sent
     IN_FLIGHT = "in flight"  # in a request that has not ended with a response or an error
-    IN_FLIGHT_FAILED = "in flight, failed"  # like IN_FLIGHT, but its records have failed meanwhile
+    IN_FLIGHT_FAILED = "in flight, failed"  # like IN_FLIGHT, but its records have already failed
     COMPLETING = "completing"  # neither queued nor in flight: its outcome is being decided
     DONE = "done"  # acknowledged, failed, split or without records; its memory has been returned
 

@@ -96,7 +96,7 @@ class BufferMemory(MemoryBudget):
             self._leave(waiter)
 
     def on_refused(self) -> None:
-        """Note that a record was refused because there is no room and its caller does not wait.
+        """Record that a record was refused because there is no room and its caller does not wait.
         Until bytes are returned, batches are sent as if a caller were waiting."""
         if not self.refused:
             self._on_exhausted()  # first, because this call may be interrupted

@@ -24,7 +24,7 @@ class FlushTracker:
         self._flushes: list[tuple[set[ProducerBatch], asyncio.Future[None], bool]] = []
 
     def on_batch_done(self, batch: ProducerBatch) -> None:
-        """Note that a batch has its outcome, and end the waits that have no other batch."""
+        """Record that a batch has its outcome, and end the waits that have no other batch."""
         for pending, future, _ in list(self._flushes):
             pending.discard(batch)
             if not pending and not future.done():

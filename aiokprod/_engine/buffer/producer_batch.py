@@ -168,7 +168,7 @@ class ProducerBatch:
         return header, self.payload
 
     def note_unknown(self, *, lost: bool = False) -> None:
-        """Note that it is unknown after an attempt whether the broker has appended the batch.
+        """Record that it is unknown after an attempt whether the broker has appended the batch.
         `lost` means that there was no response at all."""
         self.maybe_written = True
         self.lost = self.lost or lost

@@ -84,8 +84,8 @@ class PartitionQueue(PartitionSlot):
         return len(self.batches) + self.in_flight
 
     def on_given_up(self, batch: ProducerBatch, now: float) -> None:
-        """Note that the records of a batch have expired or were withdrawn. The time for which they
-        waited also counts for the next records (see `waits_since`)."""
+        """Record that the records of a batch have expired or were withdrawn. The time for which
+        they waited also counts for the next records (see `waits_since`)."""
         since = self.waits_since(batch)
         if since < now:
             self.unacknowledged_since, self.given_up_at = since, now
@@ -123,8 +123,8 @@ class PartitionQueue(PartitionSlot):
         ordered = sorted(queued, key=lambda each: (each is not batch, each.order))
         if ordered != queued:
             for position, each in enumerate(ordered):
-                # Replace the batches one by one. A signal handler or a finalizer may have opened a
-                # batch meanwhile, which must stay at the end of the queue.
+                # Replace the batches one by one. In the meantime, a signal handler or a finalizer
+                # may have opened a batch, which must stay at the end of the queue.
                 self.batches[position] = each
             self.accumulator.on_reordered(self)
 

@@ -107,9 +107,10 @@ class Coordinators:
     contain the node (behind a proxy).
 
     Attributes:
-        waiting_for: broker whose next free in-flight slot is reserved for a request of this class:
-            the sender sends nothing to this broker until `on_free` is called. If authentication to
-            the broker fails, `on_refused` gets the error, and the request continues to wait.
+        waiting_for: broker whose next free in-flight slot is reserved for a request to a
+            coordinator: the sender sends nothing to this broker until `on_free` is called. If
+            authentication to the broker fails, `on_refused` gets the error, and the request
+            continues to wait.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Coordinators:
     async def find(
         self, kind: CoordinatorKind, key: str, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[int, Reply | None]:
-        """Look up the coordinator once, at any broker. If this succeeds, `known` returns it
+        """Ask any available broker for the coordinator, once. If this succeeds, `known` returns it
         afterwards.
 
         Args:

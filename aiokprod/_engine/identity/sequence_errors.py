@@ -37,7 +37,7 @@ class SequenceAction:
     Attributes:
         decision: passed to `retry_policy.decide`.
         note_unknown: the error code does not show whether the batch is in the log.
-        clear_doubt: no earlier attempt of the batch is in the log; otherwise the broker would have
+        clear_doubt: no earlier copy of the batch is in the log; otherwise the broker would have
             recognised it.
         bump_epoch: the partition needs a higher epoch before anything new is sent to it.
         new_producer_id: another producer has the same producer id, so a new id is needed.

@@ -164,8 +164,8 @@ class PartitionSequences:
         return None
 
     def on_duplicate(self, batch: ProducerBatch, base_offset: int, log_start_offset: int) -> None:
-        """Note that older open batches are in the log too, because this batch was in the log before
-        it was sent again.
+        """Record that older open batches are in the log too, because this batch was in the log
+        before it was sent again.
 
         A broker without state for the producer accepts any first sequence, so it may have accepted
         this batch without the older ones. The older ones are proven to be in the log only under two
@@ -192,8 +192,8 @@ class PartitionSequences:
         return self.floor + ((batch.base_sequence - self.floor_sequence) & MAX_SEQUENCE)
 
     def acknowledge(self, sequence: int) -> None:
-        """Note that all records up to `sequence` are in the log. Has no effect for a sequence that
-        is lower than the last one."""
+        """Record that all records up to `sequence` are in the log. Has no effect for a sequence
+        that is lower than the last one."""
         ahead = (sequence - self.last_acked) & MAX_SEQUENCE
         if self.last_acked == NO_SEQUENCE or ahead <= MAX_SEQUENCE // 2:
             self.last_acked = sequence
@@ -296,7 +296,8 @@ class SequenceTracker:
             # Send no second batch. A broker without state for this producer id accepts any first
             # sequence. If it rejected the first of two batches in flight, it could still store the
             # second, and the order would be wrong. The state may have been lost during a pause, or
-            # since the last attempt of a batch, for example because the topic was created again.
+            # since the last attempt to send a batch, for example because the topic was created
+            # again.
             return False
         if oldest.core.settled:
             # The oldest open batch expired in flight. Send no batch after it, because a later batch
@@ -359,7 +360,7 @@ class SequenceTracker:
         return entry.producer_id != self.producer_id or entry.epoch != self.epoch
 
     def request_epoch_bump(self, key: TopicPartition) -> None:
-        """Note that the partition must restart under a higher epoch."""
+        """Record that the partition must restart under a higher epoch."""
         self.partitions[key].bump_planned = True
         self.planned.add(key)
 

@@ -249,7 +249,7 @@ class TransactionDriver:
         if self._last_end is not None and progress.view < CoordinatorView.CONFIRMED:
             # While the markers of the previous transaction are being written, the coordinator
             # treats an EndTxn request of this one like a request of a fenced producer. Repeat the
-            # previous EndTxn until the markers are written, and ignore its result.
+            # previous EndTxn until the markers have been written, and ignore its result.
             before = await self._exchange(TxnApi.END, TxnStep.END, self._last_end)
             if before.action is None:
                 return

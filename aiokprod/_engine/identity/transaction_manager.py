@@ -225,7 +225,7 @@ class TransactionManager:
         return topic_partition in self.progress.partitions
 
     def on_first_attempt(self, batch: ProducerBatch) -> None:
-        """Note the partition of a batch that is about to be sent for the first time, and that the
+        """Record the partition of a batch that is about to be sent for the first time, and that the
         transaction has started."""
         self.progress.touched.add(batch.topic_partition)
         # In the second protocol, the broker may start the transaction for this batch even if the
@@ -235,7 +235,7 @@ class TransactionManager:
             self.pacing.on_sent(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
-        """Note that the coordinator has the transaction, because one of its batches was
+        """Record that the coordinator has the transaction, because one of its batches was
         acknowledged."""
         self.pacing.on_acknowledged(batch)
         self.progress.note(CoordinatorView.CONFIRMED)
@@ -347,18 +347,18 @@ class TransactionManager:
         return self.state in (ENDING if step is TxnStep.END else MAY_SEND)
 
     def initialised(self, producer_id: int, epoch: int) -> None:
-        """Note the id and epoch that the coordinator assigned."""
+        """Record the id and epoch that the coordinator assigned."""
         self.tracker.set_producer_id(producer_id, epoch)
         self._become(TxnState.READY)
         resolve(self.init_result, None)
 
     def init_refused(self, error: KafkaError) -> None:
-        """Note that InitProducerId was refused; a later call sends it again."""
+        """Record that InitProducerId was refused; a later call sends it again."""
         self._become(TxnState.UNINITIALIZED)
         resolve(self.init_result, error)
 
     def added(self, partitions: list[TopicPartition]) -> None:
-        """Note the partitions that the coordinator has added."""
+        """Record the partitions that the coordinator has added."""
         progress = self.progress
         for partition in partitions:
             progress.pending_partitions.pop(partition, None)
@@ -368,7 +368,7 @@ class TransactionManager:
         self._control.wake_sender()
 
     def offsets_accepted(self, job: OffsetsJob) -> None:
-        """Note that the group coordinator accepted the offsets."""
+        """Record that the group coordinator accepted the offsets."""
         self.progress.note(CoordinatorView.CONFIRMED)
         if self.offsets and self.offsets[0] is job:
             self.offsets.popleft()

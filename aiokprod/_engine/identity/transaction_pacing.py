@@ -80,7 +80,7 @@ class MarkerWait:
         self._opened_at: float | None = None
 
     def on_transaction_ended(self, now: float) -> None:
-        """Note the time at which the coordinator responded to EndTxn."""
+        """Record the time at which the coordinator responded to EndTxn."""
         self._ended_at = now
 
     def should_wait(self, now: float) -> bool:
@@ -92,7 +92,7 @@ class MarkerWait:
         return self._waits
 
     def on_batch_opened(self, now: float) -> None:
-        """Note the time at which the first batch of a transaction was opened. Later batches are
+        """Record the time at which the first batch of a transaction was opened. Later batches are
         ignored."""
         if self._timing and self._opened_at is None:
             self._opened_at = now
@@ -152,7 +152,7 @@ class TransactionPacing:
         self.awaits_markers = self._marker_wait.should_wait(self._loop.time()) and tv2
 
     def on_end(self) -> None:
-        """Forget the transaction, and note the time at which it ended."""
+        """Forget the transaction, and record the time at which it ended."""
         self.reset()
         self._marker_wait.on_transaction_ended(self._loop.time())
 
@@ -183,15 +183,15 @@ class TransactionPacing:
         return False
 
     def on_sent(self, batch: ProducerBatch) -> None:
-        """Note a batch that is about to be sent for the first time under the second protocol. If
+        """Record a batch that is about to be sent for the first time under the second protocol. If
         its partition is not in the transaction yet, batches of further new partitions wait for the
         response."""
         if batch.topic_partition not in self._added:
             self._first.append(batch)
 
     def on_acknowledged(self, batch: ProducerBatch) -> None:
-        """Note that the partition of an acknowledged batch belongs to the transaction, and how long
-        adding it took."""
+        """Record that the partition of an acknowledged batch belongs to the transaction, and how
+        long it took to add the partition."""
         now = self._loop.time()
         self._marker_wait.on_batch_acknowledged(now)
         if batch.topic_partition not in self._added:
@@ -217,12 +217,12 @@ class TransactionPacing:
     async def wait_for_markers(
         self, pending: Callable[[], Awaitable[bool]], wanted: Callable[[], bool]
     ) -> None:
-        """Poll the coordinator at growing intervals until the markers are written, for at most
-        _MARKERS_LIMIT_S.
+        """Poll the coordinator at growing intervals until the markers have been written, for at
+        most _MARKERS_LIMIT_S.
 
         Args:
-            pending: sends one request; returns False if the markers are written, or if that cannot
-                be determined.
+            pending: sends one request; returns False if the markers have been written, or if that
+                cannot be determined.
             wanted: returns False to end the wait.
         """
         pause, began = MARKERS_SOON_S, self._loop.time()

@@ -55,7 +55,8 @@ class TransactionalSequences:
         self.tracker.of(batch).on_duplicate(batch, base_offset, log_start_offset)
 
     def on_success(self, batch: ProducerBatch, base_offset: int) -> None:
-        """Advance the acknowledged sequence, and note that the coordinator has the transaction."""
+        """Advance the acknowledged sequence, and record that the coordinator has the
+        transaction."""
         self._manager.on_acknowledged(batch)
         self.tracker.of(batch).on_success(batch, base_offset)
 

@@ -203,7 +203,7 @@ class Metadata:
         return self.snapshot.generation
 
     def refuse_topic_id(self, topic: str, topic_id: bytes) -> None:
-        """Note that a broker does not know this topic id. If the id is still in the cache, a
+        """Record that a broker does not know this topic id. If the id is still in the cache, a
         response without topic ids removes it. The caller must also call `request_update`."""
         if ZERO_TOPIC_ID != topic_id == self.snapshot.topic_id(topic):
             self._topics.refused_ids.add(topic)

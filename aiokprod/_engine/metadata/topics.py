@@ -128,7 +128,7 @@ class TrackedTopics:
         return self._answers.get(topic, (0, 0))
 
     def note_answers(self, answered: Mapping[str, int], generation: int, now: float) -> None:
-        """Note the error codes of the topics in a response. An error is logged only if it differs
+        """Record the error codes of the topics in a response. An error is logged only if it differs
         from the topic's previous error, and a missing new topic only if it is still missing after
         `CREATION_S`. Topics with the same error are logged in one message."""
         failed: dict[int, list[str]] = {}
@@ -153,7 +153,7 @@ class TrackedTopics:
             )  # fmt: skip
 
     def _note_answer(self, topic: str, code: int, generation: int, now: float) -> bool:
-        """Note the error code of one topic. Return True if it must be logged."""
+        """Record the error code of one topic. Return True if it must be logged."""
         self.new.pop(topic, None)
         self.fast_retry.discard(topic)
         if not code:

@@ -53,7 +53,7 @@ class AuthFailures:
         return None if refusal is None else refusal.error
 
     def lost(self, node_id: int, error: KafkaError, now: float) -> None:
-        """Note why a connection or a connection attempt failed."""
+        """Record why a connection or a connection attempt failed."""
         self._inside.discard(node_id)
         if isinstance(error, AuthenticationError):
             self._by_node[node_id] = _continued(self._by_node.get(node_id), error, now)
@@ -72,7 +72,7 @@ class AuthFailures:
         self._inside.add(node_id)
 
     def closed(self, node_id: int) -> None:
-        """Note that a connection ended, closed by either side."""
+        """Record that a connection ended, closed by either side."""
         self._inside.discard(node_id)
 
     def batches_to_fail(

@@ -306,8 +306,8 @@ class BatchCompletion:
         return newer and snapshot.leader_of(key) is not None
 
     def _on_fatal(self, error: KafkaError) -> None:
-        """End the producer. Pending and later records fail with NOT_SENT and a text that contains
-        the cause."""
+        """End the producer. Pending and later records fail with NOT_SENT and a message that
+        contains the cause."""
         fatal = error.copy().with_(
             message="the producer can no longer send, because of an earlier error: "
             f"{error.message}",

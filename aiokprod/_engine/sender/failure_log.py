@@ -38,7 +38,7 @@ class FailureLog:
         self._error: KafkaError | None = None
 
     def note(self, where: TopicPartition, records: int, error: KafkaError, now: float) -> None:
-        """Note that records of a batch failed with `error`."""
+        """Record that records of a batch failed with `error`."""
         self.pending += records
         self._partitions[where] = None
         self._error = error

@@ -15,8 +15,8 @@ class RetryLog:
     Attributes:
         batches: number of retries by name of the error code.
         topics: names of the topics of these batches; an ordered set.
-        last: text about the last failed attempt and its time (loop time), or None if there was
-            none. It is kept when the counts are reset.
+        last: a description of the last failed attempt and its time (loop time), or None if there
+            was none. It is kept when the counts are reset.
     """
 
     __slots__ = ("batches", "last", "topics")
@@ -27,7 +27,7 @@ class RetryLog:
         self.last: tuple[str, float] | None = None
 
     def note(self, batch: ProducerBatch, code: ErrorCode, node_id: int, now: float) -> None:
-        """Note that an attempt of a batch failed, and that the batch will be sent again."""
+        """Record that an attempt to send a batch failed and that the batch will be sent again."""
         self.batches[code.name] = self.batches.get(code.name, 0) + 1
         self.topics[batch.queue.topic] = None
         self.last = (f"{batch.topic_partition}: {code.name} from broker {node_id}", now)

@@ -55,7 +55,7 @@ class Sender:
         auth_failures: authentication failures of brokers. The network layer reports to it every
             connection that is opened or closed.
         on_waiting: called after a pass that leaves batches without an outcome; may be None.
-        waits_for: returns a text that names what a batch is waiting for, for the error of an
+        waits_for: returns a description of the event for which a batch waits, for the error of an
             expired batch.
     """
 

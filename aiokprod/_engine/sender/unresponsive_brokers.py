@@ -35,13 +35,14 @@ class UnresponsiveBrokers:
         self.next_check_at = math.inf
 
     def request_sent(self, node_id: int, now: float) -> None:
-        """Count a request in flight, and note the time since which the broker has not responded."""
+        """Count a request in flight, and record the time since which the broker has not
+        responded."""
         self.in_flight[node_id] = self.in_flight.get(node_id, 0) + 1
         self._unanswered.setdefault(node_id, now)
         self.next_check_at = min(self.next_check_at, now + OVERDUE_AFTER_S)
 
     def response_received(self, node_id: int, now: float) -> None:
-        """Count a request that has ended, and note the response. `now` is in the future if the
+        """Count a request that has ended, and record the response. `now` is in the future if the
         broker throttles this client until then."""
         self.in_flight[node_id] -= 1
         if self.in_flight[node_id]:

@@ -158,7 +158,7 @@ class SaslAuthenticator:
         raise self._error(f"refused {self._mechanism.name}: {text}", response.error_code)
 
     def _harmless(self, text: str) -> str:
-        """Return a text from the broker without the secrets that were sent to the broker."""
+        """Return a message from the broker without the secrets that were sent to the broker."""
         return harmless(without_secrets(text, (*self._sent, *self._mechanism.secrets())))
 
     def _error(self, text: str, code: int | None = None) -> AuthenticationError:
@@ -191,7 +191,7 @@ def _encoded(secret: str) -> set[str]:
 
 
 def harmless(text: str) -> str:
-    """Return a text from a broker without control characters and with limited length."""
+    """Return a message from a broker without control characters and with limited length."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_TEXT])
     return shown + ("…" if len(text) > _LONGEST_TEXT else "")
 

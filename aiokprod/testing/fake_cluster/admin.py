@@ -40,6 +40,7 @@ class FakeClusterAdmin:
         self.topics: dict[str, Topic] = {}
         self.deleted: list[Topic] = []
         self.controller_id = 1
+        # Partitions that lost producer state: a producer may start there above sequence 0.
         self.forgotten: set[tuple[str, int]] = set()
         self.max_in_flight = 5
         self._topics_made = 0

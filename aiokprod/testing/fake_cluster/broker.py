@@ -98,8 +98,8 @@ class FakeBroker:
         self.is_paused = True
 
     def thaw(self) -> None:
-        """Resume the broker, as SIGCONT does. It processes the requests received meanwhile, in
-        order."""
+        """Resume the broker, as SIGCONT does. It then processes, in order, the requests received
+        while it was frozen."""
         self.is_paused = False
         waiting, self.on_resume = self.on_resume, []
         for function in waiting:

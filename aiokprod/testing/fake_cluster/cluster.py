@@ -94,7 +94,7 @@ class FakeCluster(FakeClusterAdmin):
         failover_s: seconds from a broker's death to the election of new leaders.
         controller_s: additional seconds if the broker was the controller.
         transaction_version: finalized level of transaction.version. None uses the profile's level.
-        marker_s: seconds from EndTxn until the markers are written.
+        marker_s: seconds from EndTxn until the markers have been written.
 
     Attributes:
         denied_topics: topics that clients may not describe.

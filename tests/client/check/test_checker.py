@@ -249,7 +249,7 @@ async def test_bad_password_is_found() -> None:
 @in_virtual_time
 async def test_client_without_sasl_is_found() -> None:
     cluster = healthy()
-    cluster.control(METADATA, close())  # a listener with SASL closes the connection
+    cluster.control(METADATA, close())  # close the connection, like a listener with SASL
     found = await check(cluster, "orders", bootstrap_servers="broker1:9092")
     assert 'set security_protocol="SASL_PLAINTEXT"' in one(found, "sasl_required").remedy
 

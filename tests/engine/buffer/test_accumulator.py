@@ -865,8 +865,9 @@ async def test_record_appended_while_the_last_one_is_being_withdrawn_is_sent() -
 
 @virtual
 async def test_batch_without_records_that_a_pass_finds_wakes_the_sender_again() -> None:
-    """The withdrawal of the records was interrupted. The end of a transaction may wait only for
-    this batch, and the sender checks for that before it drains."""
+    """The withdrawal of the records was interrupted. The sender must make another pass, because the
+    end of a transaction may be waiting only for this batch, and a pass checks for that before it
+    drains."""
     harness = EngineHarness()
     delivery = harness.append(b"v")
 

@@ -150,7 +150,7 @@ async def test_failing_codec_costs_its_batch_and_nothing_else(worker: bool) -> N
 
 
 def test_exception_of_a_signal_handler_within_compression_is_never_hidden() -> None:
-    """The exception fails the batch, like an exception of the codec, or propagates from the
+    """The exception fails the batch, like an exception raised by the codec, or propagates from the
     sender."""
 
     class SoftTimeLimit(Exception):

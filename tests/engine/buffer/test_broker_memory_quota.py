@@ -83,11 +83,11 @@ def test_more_given_back_than_held_is_a_bug() -> None:
     slot.hold(core)  # already counted
     assert quota.reserved_bytes(1) == slot.reserved_bytes == 5
     memory = MemoryBudget(100)
-    with pytest.raises(AssertionError, match="more than is held"):
+    with pytest.raises(AssertionError, match="more bytes than are reserved"):
         slot.let_go(core, memory)
     memory.used = 5
     core.reserved_bytes = 6
-    with pytest.raises(AssertionError, match="more than is held"):
+    with pytest.raises(AssertionError, match="more bytes than are reserved"):
         slot.let_go(core, memory)
     core.reserved_bytes = 5
     assert slot.let_go(core, memory) == 5
@@ -107,8 +107,8 @@ async def test_turn_that_is_dropped_ends() -> None:
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_turn_dropped_in_another_thread_passes_to_the_next_one(kind: str) -> None:
-    """The garbage collector may run there and delete the slot in the traceback of an interrupted
-    call."""
+    """The garbage collector may run in any thread and delete the slot in the traceback of an
+    interrupted call."""
 
     async def main() -> None:
         quota = two_brokers()

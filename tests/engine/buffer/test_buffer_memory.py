@@ -163,8 +163,8 @@ async def test_reserve_interrupted_at_any_bytecode_keeps_no_bytes_and_no_place()
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_reservation_dropped_in_another_thread_wakes_the_loop(kind: str) -> None:
-    """The garbage collector may run there and delete the reservation in the traceback of its
-    call."""
+    """The garbage collector may run in any thread and delete the reservation in the traceback of
+    its call."""
 
     async def main() -> None:
         memory, _ = budget()

@@ -215,8 +215,8 @@ async def test_markers_early_abort_without_an_answer_ends_in_time_and_resumes(
 
 
 def every_other(reaction: Reaction) -> Any:
-    """React to every second EndTxn, which is a copy sent to check whether the markers are
-    written."""
+    """Apply `reaction` to every EndTxn that repeats an earlier one. The client sends such copies to
+    find out whether the markers have been written."""
     seen: set[int] = set()
 
     def control(request: Request) -> Reaction | None:

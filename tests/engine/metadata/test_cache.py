@@ -429,7 +429,8 @@ def test_responses_that_contradict_a_leader_answer_other_complaints(
 
 @pytest.mark.parametrize("by", ["response", "hint"])
 def test_complaint_about_a_leader_that_was_replaced_since_requests_nothing(by: str) -> None:
-    """Several requests may have been sent to the old leader, and each is refused."""
+    """Several requests may have been sent to the old leader. When each is refused, no further
+    metadata request must follow."""
     cache, now, seen = kept()
     if by == "response":
         scheduled(cache, without_ids(6), now)

@@ -133,7 +133,8 @@ def test_answer_without_topic_ids_keeps_the_known_id() -> None:
 
 
 def test_answer_without_topic_ids_removes_an_id_that_a_broker_refused() -> None:
-    """The cached partitions may be those of a deleted topic."""
+    """The cached partitions may be those of a deleted topic, so they must be replaced, even by
+    lower epochs."""
     old = view(topic("t", [partition(0, 1, 5), partition(1, 1, 5)]))
     without = answer(topic("t", [partition(0, 2, 0)], topic_id=ZERO_TOPIC_ID))
     merged = merge(old, without, refused_ids=["t"])

@@ -99,7 +99,7 @@ async def answered(code: int, *, idempotent: bool) -> None:
     harness = EngineHarness(idempotent=idempotent)
     delivery = harness.append(b"v")
     harness.step()
-    harness.pass_time(1)  # so that the metadata has no backoff
+    harness.pass_time(1)  # end the backoff of the metadata
     harness.brokers.last.refuse(code)
     assert (harness.metadata.next_update_at(harness.now) <= harness.now) == (
         code in FETCHES_METADATA

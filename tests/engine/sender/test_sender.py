@@ -512,7 +512,8 @@ async def test_broker_without_connection_is_asked_after_until_its_data_are_elsew
 
 @virtual
 async def test_brokers_are_dialled_while_a_metadata_update_is_due() -> None:
-    """The updater may be waiting for a node that never becomes ready."""
+    """The sender must not wait for the update, because the updater may be waiting for a node that
+    never becomes ready."""
     harness = EngineHarness()
     harness.brokers.down[1] = 0.0
     harness.append(b"v")

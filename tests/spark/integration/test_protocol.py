@@ -111,8 +111,8 @@ class Query:
         return messages
 
     def crash_in_commit(self, messages: list[Prepared], batch: int, ended: int | None) -> None:
-        """Simulate the death of a driver after `ended` EndTxn requests, or with None before its
-        decision is written."""
+        """Simulate the death of a driver after `ended` EndTxn requests, or, with None, before it
+        writes its decision."""
         options = SinkOptions.parse(self.options)
         ender = TransactionEnder(options, batch)
 
@@ -270,7 +270,7 @@ def test_check_17_task_dies(query: Query, point: str, monkeypatch: pytest.Monkey
             patch.setattr(transactional_task._Run, "_mark", die)
         else:
             patch.setattr("aiokprod._client.transactions.Transactions.prepare", die)
-        # An exception of the iterator belongs to Spark and is raised unchanged.
+        # An exception raised by the iterator comes from Spark and is raised unchanged.
         with pytest.raises(Crash if then else SinkError, match=point):
             query.task(1, 0, 3, then=then)
     replayed = query.run(1)  # the next attempt of Spark
@@ -349,7 +349,7 @@ def test_check_17_fewer_tasks_leave_no_orphan(query: Query) -> None:
         query.task(1, number, 3)
     from aiokprod.spark import driver_commit
 
-    driver_commit._swept.clear()  # a new driver process has an empty cache
+    driver_commit._swept.clear()  # empty the cache, as in a new driver process
     query.run(1, 2)
     query.settle()
     assert_numbers(query.read(), 2 * ROWS)
