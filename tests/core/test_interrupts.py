@@ -74,10 +74,12 @@ def test_report_that_an_exception_lost_is_found(
 def test_outcome_that_on_delivery_does_not_get_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     append = SlowPath.append
 
-    async def lost(self: SlowPath, record: Any, deadline: float, *others: Any) -> Delivery:
+    async def lost(
+        self: SlowPath, record: Any, deadline: float, *others: Any, **options: Any
+    ) -> Delivery:
         for reservation in others[:1]:
             reservation.on_delivery = None
-        return await append(self, record, deadline, *others)
+        return await append(self, record, deadline, *others, **options)
 
     monkeypatch.setattr(SlowPath, "append", lost)
     with pytest.raises(AssertionError, match=r": \[\]"):
