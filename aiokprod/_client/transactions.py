@@ -107,7 +107,8 @@ class Transactions:
         except TimeoutError:
             raise KafkaTimeout(
                 "commit_transaction: records of other threads still wait for metadata or memory, "
-                "so the commit was not requested; call commit_transaction again",
+                "so the commit was not requested; wait for these records first, or raise the "
+                "timeout",
                 outcome=Outcome.NOT_SENT,
             ) from None
 
@@ -203,10 +204,12 @@ class Transaction:
     Records are sent with the producer's own calls. The body must not end the transaction itself.
 
     An exception raised by the body is raised again after the abort. If the abort fails too, its
-    error is only logged. If a commit fails with AbortableTransactionError, or with TransactionError
-    because another task is still sending offsets, the transaction is aborted before the error is
-    raised. A commit without a definite response raises KafkaTimeout: the outcome is unknown, and
-    ``await producer.commit_transaction()`` continues to wait for it.
+    error is only logged. If the commit fails and the transaction is still open, it is aborted
+    before the error is raised: after AbortableTransactionError, after TransactionError because
+    another task is still sending offsets, and after KafkaTimeout (outcome NOT_SENT) because records
+    of other threads still waited. A requested commit without a definite response raises
+    KafkaTimeout with outcome UNKNOWN, and ``await producer.commit_transaction()`` continues to wait
+    for it.
 
     Cancellation aborts the transaction. A second cancellation ends only the wait for the abort; the
     next transaction waits until the abort has ended.
@@ -228,13 +231,14 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         if exc is not None:
-            await self.abort_after(exc)
+            await self._abort_after(exc)
             return
         try:
             await self._transactions.end(commit=True, timeout=self._timeout)
-        except (TransactionError, asyncio.CancelledError) as error:
-            # A plain TransactionError: another transactional call is in progress.
-            await self.abort_after(error)
+        except (TransactionError, KafkaTimeout, asyncio.CancelledError) as error:
+            # After a plain TransactionError (another transactional call is in progress), or a
+            # timeout before the commit was requested, the transaction is still open.
+            await self._abort_after(error)
             raise
 
     async def send_offsets(self, offsets: Any, group_metadata: Any) -> None:
@@ -244,7 +248,7 @@ class Transaction:
             offsets, group_metadata, self._timeout, self._identity
         )
 
-    async def abort_after(self, reason: BaseException) -> None:
+    async def _abort_after(self, reason: BaseException) -> None:
         """Abort the transaction if it is open. An error of the abort is logged."""
         if isinstance(reason, FatalTransactionError):
             return  # the coordinator aborts the transactions of fenced and failed producers
@@ -273,15 +277,10 @@ async def run_transaction(
     """
     attempt = 0
     while True:
-        txn, begun = Transaction(transactions, timeout), False
         try:
-            async with txn:
-                begun = True
+            async with Transaction(transactions, timeout) as txn:
                 return await function(txn)
         except KafkaError as error:
-            if begun and isinstance(error, KafkaTimeout):
-                # A commit that timed out before it was requested has left the transaction open.
-                await txn.abort_after(error)
             attempt += 1
             if attempt > retries or not _repeatable(error) or transactions.commit_unknown:
                 raise

@@ -510,6 +510,38 @@ async def test_run_transaction_repeats_if_records_of_threads_delay_the_commit(
     assert committed(cluster) == [b"v"]
 
 
+@transactional(cluster={"auto_create": False})
+async def test_transaction_whose_commit_was_not_requested_in_time_is_aborted(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    await producer.start()
+    with pytest.raises(KafkaTimeout, match="the commit was not requested") as caught:
+        async with producer.transaction(timeout=2.0):
+            await producer.send("t", b"aborted", partition=0)
+            late = producer.send_threadsafe("missing", b"v")
+    assert caught.value.outcome is Outcome.NOT_SENT
+    error = late.exception(0)
+    assert isinstance(error, KafkaError)
+    assert error.outcome is Outcome.NOT_SENT
+    async with producer.transaction():
+        await producer.send("t", b"v", partition=0)
+    assert committed(cluster) == [b"v"]
+
+
+@transactional()
+async def test_requested_commit_that_times_out_is_not_aborted(
+    cluster: FakeCluster, producer: Producer[Any, Any]
+) -> None:
+    with pytest.raises(KafkaTimeout) as caught:
+        async with producer.transaction(timeout=2.0):
+            await producer.send("t", b"v", partition=0)
+            cluster.control(END, lose_request(), times=100)
+    assert caught.value.outcome is Outcome.UNKNOWN
+    cluster.script.clear()
+    await producer.commit_transaction()
+    assert committed(cluster) == [b"v"]
+
+
 @pytest.mark.parametrize("how", ["send", "submit", "send_many", "send_threadsafe"])
 @transactional(cluster={"auto_create": False}, max_block_ms=3_000)
 async def test_run_transaction_after_one_of_gathered_calls_failed_has_each_record_once(
