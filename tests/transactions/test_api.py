@@ -515,12 +515,17 @@ async def test_transaction_whose_commit_was_not_requested_in_time_is_aborted(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
     await producer.start()
-    with pytest.raises(KafkaTimeout, match="the commit was not requested") as caught:
+    late: list[Any] = []
+
+    async def work() -> None:
         async with producer.transaction(timeout=2.0):
             await producer.send("t", b"aborted", partition=0)
-            late = producer.send_threadsafe("missing", b"v")
+            late.append(producer.send_threadsafe("missing", b"v"))
+
+    with pytest.raises(KafkaTimeout, match="the commit was not requested") as caught:
+        await work()
     assert caught.value.outcome is Outcome.NOT_SENT
-    error = late.exception(0)
+    error = late[0].exception(0)
     assert isinstance(error, KafkaError)
     assert error.outcome is Outcome.NOT_SENT
     async with producer.transaction():
@@ -532,10 +537,13 @@ async def test_transaction_whose_commit_was_not_requested_in_time_is_aborted(
 async def test_requested_commit_that_times_out_is_not_aborted(
     cluster: FakeCluster, producer: Producer[Any, Any]
 ) -> None:
-    with pytest.raises(KafkaTimeout) as caught:
+    async def work() -> None:
         async with producer.transaction(timeout=2.0):
             await producer.send("t", b"v", partition=0)
             cluster.control(END, lose_request(), times=100)
+
+    with pytest.raises(KafkaTimeout) as caught:
+        await work()
     assert caught.value.outcome is Outcome.UNKNOWN
     cluster.script.clear()
     await producer.commit_transaction()
